@@ -1,0 +1,272 @@
+"""
+The folder a run leaves behind: its layout, its manifest, who owns it.
+
+    <output>/<UTC time>-<script>-<buffer>-<id>/
+        manifest.json     what was asked, granted, used and judged; first "running", last final
+        trace.jsonl       bpftrace's output, untouched (trace-<script>.jsonl when several traced)
+        histograms.json   the same maps, parsed
+        trace.txt         the same maps as text, in bpftrace's own form
+        server.json       the server's counters over the traced window
+        client.json       what the client measured
+        logs/             stdout and stderr of every role
+    <output>/latest       the newest folder
+
+A file appears whole or not at all: it is written under another name and then
+renamed. The manifest comes first with the state "running" and last with the
+final one, so that the folder of a killed lab says what it is.
+"""
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
+
+from quiclab.errors import LabError, MachineError, UsageError
+from quiclab.grants import Grant
+from quiclab.host import GitFacts, Host
+from quiclab.verdict import Verdict
+
+SCHEMA = 1
+SCHEMA_HISTORY: Mapping[int, str] = {
+    1: "first form",
+}
+"""What changed with each schema number; a reader of old folders starts here."""
+
+MANIFEST = "manifest.json"
+LATEST = "latest"
+
+State = Literal["running", "done", "failed", "interrupted"]
+
+
+class ArtifactError(LabError):
+    """A run folder cannot be read as one."""
+
+
+class RunnerFacts(BaseModel):
+    """The place a run took place in (`PlaceFacts`, kept)."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    summary: str
+    details: Mapping[str, Any] = Field(default_factory=dict)
+    notes: Sequence[str] = ()
+
+
+class RoleFacts(BaseModel):
+    """How one process of the run was started and how it ended."""
+
+    model_config = ConfigDict(frozen=True)
+
+    command: Sequence[str]
+    environment: Mapping[str, str] = Field(default_factory=dict)
+    exit_status: int | None = None
+    """Its exit code, 128 + n when signal n ended it; None when it is not known."""
+    uptime_s: float | None = None
+    is_killed_by_lab: bool = False
+
+
+class Manifest(BaseModel):
+    """
+    Everything a reader needs to understand, compare and repeat a run.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    schema_number: int = Field(
+        default=SCHEMA,
+        serialization_alias="schema",
+        validation_alias=AliasChoices("schema", "schema_number"),
+    )
+    run_id: str
+    state: State
+    reason: str = ""
+    """Why it failed or was interrupted, one line."""
+    label: str = ""
+    started_at: datetime
+    ended_at: datetime | None = None
+    asked: Mapping[str, Any]
+    """The scenario in the spelling of the command line."""
+    granted: Sequence[Grant] = ()
+    server: Mapping[str, Any] | None = None
+    """The server's own description (`describe`), without its certificate."""
+    client: Mapping[str, Any] | None = None
+    """The client's own description."""
+    runner: RunnerFacts | None = None
+    roles: Mapping[str, RoleFacts] = Field(default_factory=dict)
+    scripts: Mapping[str, str] = Field(default_factory=dict)
+    """SHA-256 of each script's text, by name."""
+    versions: Mapping[str, str] = Field(default_factory=dict)
+    host: Host
+    image_digest: str | None = None
+    git: GitFacts
+    durations_s: Mapping[str, float] = Field(default_factory=dict)
+    """Seconds spent in each phase of the run."""
+    socket_drops: Mapping[str, Any] = Field(default_factory=dict)
+    verdict: Verdict | None = None
+
+
+def load_manifest(directory: Path) -> Manifest:
+    """
+    Read the manifest of a run folder, of this schema or an older one.
+
+    Raises:
+        ArtifactError: There is none, it is damaged, or it is newer than this code.
+    """
+    path = directory / MANIFEST
+    try:
+        raw = json.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise ArtifactError(f"{directory} holds no {MANIFEST}; give the folder of a run") from error
+    except (OSError, ValueError) as error:
+        raise ArtifactError(f"{path} cannot be read: {error}") from error
+    schema = raw.get("schema") if isinstance(raw, dict) else None
+    if not isinstance(schema, int) or schema < 1:
+        raise ArtifactError(f"{path} has no schema number; it is no manifest of quiclab")
+    if schema > SCHEMA:
+        raise ArtifactError(
+            f"{path} has schema {schema}, and this quiclab reads up to {SCHEMA}; update quiclab"
+        )
+    try:
+        return Manifest.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ArtifactError(
+            f"{path}: {where}: {first['msg']}; the file is damaged, record the run again"
+        ) from error
+
+
+def render_folder_name(
+    *, started_at: datetime, scripts: Sequence[str], buffer: str, short_id: str
+) -> str:
+    """
+    Name of a run's folder: time, what traced, the buffer as asked, a few random letters.
+    """
+    what = re.sub(r"[^A-Za-z0-9._+-]", "_", "+".join(scripts))[:80]
+    return f"{started_at.astimezone(UTC):%Y%m%dT%H%M%SZ}-{what}-{buffer}-{short_id}"
+
+
+class RunFolder:
+    """
+    One run's folder. Everything it writes belongs to the owner of the output folder.
+    """
+
+    def __init__(self, path: Path, *, owner: tuple[int, int] | None) -> None:
+        self.path = path
+        self._owner = owner
+
+    @classmethod
+    def create(cls, output: Path, name: str) -> "RunFolder":
+        """
+        Make the folder, and the output folder above it when it is not there yet.
+
+        Raises:
+            UsageError: The output is a file.
+            MachineError: It cannot be made.
+        """
+        output = Path(os.path.abspath(output.expanduser()))  # noqa: PTH100 - a symlink stays one
+        if output.exists() and not output.is_dir():
+            raise UsageError(f"--output {output} is a file; give a folder")
+        try:
+            owner = _find_owner(output)
+            for directory in [
+                *reversed(_missing_parts(output)),
+                output / name,
+                output / name / "logs",
+            ]:
+                directory.mkdir()
+                _give(directory, owner)
+        except OSError as error:
+            raise MachineError(
+                f"cannot make a folder in {output}: {error.strerror}; give another --output"
+            ) from error
+        return cls(output / name, owner=owner)
+
+    def write(self, name: str, data: bytes | str) -> None:
+        """
+        Write one file, whole or not at all.
+
+        Raises:
+            MachineError: The disk is full or refuses.
+        """
+        path = self.path / name
+        data = data.encode() if isinstance(data, str) else data
+        try:
+            fd, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+            try:
+                with os.fdopen(fd, "wb") as file:
+                    file.write(data)
+                Path(temporary).chmod(0o644)
+                _give(Path(temporary), self._owner)
+                Path(temporary).replace(path)
+            except BaseException:
+                Path(temporary).unlink(missing_ok=True)
+                raise
+        except OSError as error:
+            raise MachineError(f"cannot write {path}: {error.strerror}") from error
+
+    def write_json(self, name: str, value: object) -> None:
+        """Write a value as JSON that people can read and diff."""
+        self.write(name, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+    def write_manifest(self, manifest: Manifest) -> None:
+        """Write the manifest, in place of the one before."""
+        self.write_json(MANIFEST, manifest.model_dump(mode="json", by_alias=True))
+
+    def point_latest(self) -> bool:
+        """
+        Let `latest` beside the folder point to it; False when something else has that name.
+        """
+        latest = self.path.parent / LATEST
+        if latest.exists() and not latest.is_symlink():
+            return False
+        temporary = self.path.parent / f".{LATEST}.{self.path.name}"
+        try:
+            temporary.symlink_to(self.path.name, target_is_directory=True)
+            _give(temporary, self._owner)
+            temporary.replace(latest)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise MachineError(f"cannot set {latest}: {error.strerror}") from error
+        return True
+
+
+def _missing_parts(directory: Path) -> list[Path]:
+    """The folder and its parents, as far as they do not exist; innermost first."""
+    missing = []
+    while not directory.exists():
+        missing.append(directory)
+        directory = directory.parent
+    return missing
+
+
+def _find_owner(output: Path) -> tuple[int, int] | None:
+    """
+    Whom the files belong to, when it is for us to say.
+
+    Only root can give files away. The owner of the output folder (or of the
+    nearest folder that exists) gets them, unless that is root and sudo says who
+    called.
+    """
+    if os.geteuid() != 0:
+        return None
+    nearest = output
+    while not nearest.exists():
+        nearest = nearest.parent
+    facts = nearest.stat()
+    sudo_uid, sudo_gid = os.environ.get("SUDO_UID", ""), os.environ.get("SUDO_GID", "")
+    if facts.st_uid == 0 and sudo_uid.isdecimal():
+        return int(sudo_uid), int(sudo_gid) if sudo_gid.isdecimal() else facts.st_gid
+    return facts.st_uid, facts.st_gid
+
+
+def _give(path: Path, owner: tuple[int, int] | None) -> None:
+    if owner is not None:
+        os.chown(path, *owner, follow_symlinks=False)

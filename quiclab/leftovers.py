@@ -1,0 +1,244 @@
+"""
+Which runs are alive, and what dead ones left behind.
+
+Every run holds a lock (flock) on a small record of its own under the user's
+state folder for as long as its process lives; the kernel drops the lock with
+the process, however it ended. A record without a lock is a dead run, and names
+the folders and processes that it may have left. Nothing else is ever touched.
+
+A record is one JSON object per line, appended as things are made:
+`{"runner": "local"}`, `{"directory": "/tmp/quiclab-…"}`, `{"pid": 7, "started_s": …}`.
+"""
+
+import fcntl
+import json
+import os
+import pwd
+import re
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+RUN_MARK = "QUICLAB_RUN"
+"""Environment variable that every local process of a run carries; forked workers inherit it."""
+DIRECTORY_PREFIX = "quiclab-"
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,80}")
+_GONE_WITHIN_S = 3.0  # a killed process leaves at once unless it sits in the kernel
+
+
+@dataclass(slots=True)
+class LiveRun:
+    """
+    The record of a run of this process; what is noted here is removed if the process dies.
+    """
+
+    run_id: str
+    fd: int
+    depth: int = 1
+
+    def note_directory(self, path: Path) -> None:
+        """Remember a temporary folder; its name must be `quiclab-<run id>`."""
+        self.append({"directory": str(path)})
+
+    def note_process(self, pid: int) -> None:
+        """Remember a child together with its start time, so that a reused number is safe."""
+        try:
+            started_s = psutil.Process(pid).create_time()
+        except psutil.NoSuchProcess:
+            return
+        self.append({"pid": pid, "started_s": started_s})
+
+    def append(self, entry: dict[str, object]) -> None:
+        """Add a line; one write, so that a killed process leaves whole lines but the last."""
+        os.write(self.fd, json.dumps(entry).encode() + b"\n")
+
+
+_live_runs: dict[str, LiveRun] = {}
+
+
+def state_directory() -> Path:
+    """
+    Where the records lie: `$XDG_STATE_HOME/quiclab/runs`, made when needed.
+
+    Under sudo `HOME` may be another user's; then the own home of the effective
+    user is taken, so that no file of root appears in it.
+    """
+    base = os.environ.get("XDG_STATE_HOME", "")
+    if base and Path(base).is_absolute():  # the XDG specification ignores relative ones
+        directory = Path(base) / "quiclab" / "runs"
+    else:
+        directory = _own_home() / ".local" / "state" / "quiclab" / "runs"
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError:
+        directory = Path(tempfile.gettempdir()) / f"quiclab-state-{os.geteuid()}"
+        directory.mkdir(exist_ok=True, mode=0o700)
+        if directory.lstat().st_uid != os.geteuid():
+            raise
+    return directory
+
+
+def _own_home() -> Path:
+    try:
+        home = Path.home()
+        if home.stat().st_uid == os.geteuid():
+            return home
+    except (OSError, RuntimeError):
+        pass  # no HOME, or one that does not exist: the password database decides
+    try:
+        return Path(pwd.getpwuid(os.geteuid()).pw_dir)
+    except KeyError:
+        return Path("/nonexistent")
+
+
+@contextmanager
+def register(run_id: str, *, runner_name: str) -> Iterator[LiveRun]:
+    """
+    Keep a run on record, locked, while the block runs; forget it when the block ends.
+
+    May be nested for the same run within one process; the outermost block counts.
+
+    Raises:
+        ValueError: The run id could not be a file name.
+    """
+    run = _live_runs.get(run_id)
+    if run is None:
+        run = _live_runs[run_id] = _create_record(run_id, runner_name)
+    else:
+        run.depth += 1
+    try:
+        yield run
+    finally:
+        run.depth -= 1
+        if run.depth == 0:
+            del _live_runs[run_id]
+            _record_path(run_id).unlink(missing_ok=True)
+            os.close(run.fd)
+
+
+def _create_record(run_id: str, runner_name: str) -> LiveRun:
+    if not _RUN_ID.fullmatch(run_id):
+        raise ValueError(f"run id {run_id!r} is not made of letters, digits, '.', '_' and '-'")
+    # Locked before it gets its name: whoever can see it finds it locked.
+    fd, name = tempfile.mkstemp(prefix=".new-", dir=state_directory())
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    run = LiveRun(run_id, fd)
+    run.append({"runner": runner_name, "pid": os.getpid()})
+    Path(name).rename(_record_path(run_id))
+    return run
+
+
+def _record_path(run_id: str) -> Path:
+    return state_directory() / f"{run_id}.jsonl"
+
+
+def is_run_alive(run_id: str) -> bool | None:
+    """
+    True: its process lives. False: it is dead and left a record. None: not known here.
+
+    A run of another user or another host, or one whose leftovers were already
+    removed, is not known here.
+    """
+    if not _RUN_ID.fullmatch(run_id):
+        return None
+    lock = _try_lock(_record_path(run_id), fcntl.LOCK_SH)
+    if lock is None or isinstance(lock, bool):
+        return lock
+    os.close(lock)
+    return False
+
+
+def _try_lock(path: Path, mode: int) -> int | bool | None:
+    """The locked descriptor when its run is dead, True when it is alive, None without a record."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(fd, mode | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return True
+    return fd
+
+
+def remove_dead_runs(runner_name: str) -> list[str]:
+    """
+    Remove what dead runs of one kind of runner left on this machine, then their records.
+
+    Folders and processes are the local runner's; for other runners only the
+    record is forgotten, so call this after their own things were removed.
+
+    Returns:
+        What was removed, one line each.
+    """
+    said: list[str] = []
+    for path in sorted(state_directory().glob("*.jsonl")):
+        fd = _try_lock(path, fcntl.LOCK_EX)
+        if fd is None or isinstance(fd, bool):
+            continue
+        try:
+            entries = _read_entries(path)
+            if not entries or entries[0].get("runner") != runner_name:
+                continue
+            run_id = path.name.removesuffix(".jsonl")
+            said += _kill_processes(run_id, entries)
+            said += _remove_directories(run_id, entries)
+            path.unlink(missing_ok=True)
+        finally:
+            os.close(fd)
+    return said
+
+
+def _read_entries(path: Path) -> list[dict[str, object]]:
+    entries = []
+    for line in path.read_text(errors="replace").splitlines():
+        try:
+            entry = json.loads(line)
+        except json.JSONDecodeError:
+            continue  # the process was killed while it wrote its last line
+        if isinstance(entry, dict):
+            entries.append(entry)
+    return entries
+
+
+def _kill_processes(run_id: str, entries: list[dict[str, object]]) -> list[str]:
+    started_s_by_pid = {e["pid"]: e["started_s"] for e in entries if "started_s" in e}
+    victims = []
+    for process in psutil.process_iter():
+        if process.pid == os.getpid():
+            continue
+        try:
+            # psutil compares start times itself when it signals; a reused pid is safe.
+            if process.create_time() == started_s_by_pid.get(process.pid) or (
+                process.environ().get(RUN_MARK) == run_id
+            ):
+                name = process.name()
+                process.kill()
+                victims.append((process, name))
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue  # gone, or another user's and therefore not ours
+    psutil.wait_procs([process for process, _ in victims], timeout=_GONE_WITHIN_S)
+    return [f"killed process {p.pid} ({name}) of dead run {run_id}" for p, name in victims]
+
+
+def _remove_directories(run_id: str, entries: list[dict[str, object]]) -> list[str]:
+    said = []
+    for entry in entries:
+        path = Path(str(entry.get("directory", "")))
+        if path.name != f"{DIRECTORY_PREFIX}{run_id}" or not path.is_absolute():
+            continue
+        try:
+            facts = path.lstat()
+        except FileNotFoundError:
+            continue
+        if stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid():
+            shutil.rmtree(path)
+            said.append(f"removed {path} of dead run {run_id}")
+    return said
