@@ -1,0 +1,273 @@
+"""
+The QUIC perf protocol, server side (draft-banks-quic-performance-00, 2020).
+
+Each stream that the client opens starts with 8 bytes, a big-endian number: how
+many bytes the server is to send back. Whatever follows is an upload, which is
+drained. The answer goes back on the stream itself, or, for a unidirectional
+stream, on one that the server opens. 2^64 - 1 asks for an endless answer, which
+STOP_SENDING ends (RFC 9000, Section 3.5). A stream that ends before its eighth
+byte asks for nothing: it is closed and forgotten.
+
+The server answers as soon as it has read the number and does not wait for the
+client's FIN. (s2n-quic does so too; the servers of quinn and msquic wait.)
+
+Byte i of an answer, and of an upload by our own client, is i mod 251. The draft
+leaves content open; a prime period differs from every power of two, so bytes
+that are swapped, repeated or lost show.
+"""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from aioquic.quic.connection import QuicConnection, stream_is_unidirectional
+from aioquic.quic.events import (
+    ConnectionTerminated,
+    QuicEvent,
+    StopSendingReceived,
+    StreamDataReceived,
+    StreamReset,
+)
+
+from server.internals import unsent_bytes
+
+ALPN: Final = "perf"
+HEADER_BYTES: Final = 8
+ENDLESS: Final = 2**64 - 1
+CONTENT_PERIOD: Final = 251
+# One write hands aioquic at most this much. Large, so that few calls are made;
+# bounded, because the block below is kept in memory for the life of the process.
+LARGEST_CHUNK_BYTES: Final = 1024 * 1024
+# A stream's least share of a window: at many streams, still a few full messages.
+SMALLEST_SHARE_BYTES: Final = 32 * 1024
+
+_CONTENT: Final = bytes(range(CONTENT_PERIOD)) * (LARGEST_CHUNK_BYTES // CONTENT_PERIOD + 2)
+_CONTENT_VIEW: Final = memoryview(_CONTENT)
+
+
+def encode_header(answer_bytes: int) -> bytes:
+    """
+    Write what a stream starts with: how many bytes are to come back.
+
+    Args:
+        answer_bytes: 0 to 2^64 - 1; the largest, `ENDLESS`, means until STOP_SENDING.
+    """
+    return answer_bytes.to_bytes(HEADER_BYTES, "big")
+
+
+def parse_header(header: bytes) -> int:
+    """
+    Read what a stream starts with: how many bytes are to go back.
+
+    Raises:
+        ValueError: The header is not 8 bytes long.
+    """
+    if len(header) != HEADER_BYTES:
+        raise ValueError(f"a perf header is {HEADER_BYTES} bytes long, not {len(header)}")
+    return int.from_bytes(header, "big")
+
+
+def content_chunk(offset: int, length_bytes: int) -> memoryview:
+    """
+    Show the content that stands at an offset, without copying it.
+
+    Args:
+        offset: Bytes of content before it.
+        length_bytes: 0 to `LARGEST_CHUNK_BYTES`.
+    """
+    start = offset % CONTENT_PERIOD
+    return _CONTENT_VIEW[start : start + length_bytes]
+
+
+def find_content_error(data: bytes, offset: int) -> int | None:
+    """
+    Offset of the first byte that is not what belongs there; None when all are right.
+
+    Args:
+        data: What was received; any length.
+        offset: Bytes of content received before it.
+    """
+    for begin in range(0, len(data), LARGEST_CHUNK_BYTES):
+        piece = data[begin : begin + LARGEST_CHUNK_BYTES]
+        # startswith() is a memcmp; == between memoryviews compares one item at a time.
+        if not _CONTENT.startswith(piece, (offset + begin) % CONTENT_PERIOD):
+            expected = content_chunk(offset + begin, len(piece))
+            wrong = next(i for i, byte in enumerate(piece) if byte != expected[i])
+            return offset + begin + wrong
+    return None
+
+
+@dataclass(slots=True)
+class PerfTally:
+    """
+    What the connections that share it were asked and brought; only ever counts up.
+
+    `content_error_count` counts pieces of uploads with a wrong byte in them; it stays 0
+    where content is not verified.
+    """
+
+    request_count: int = 0
+    ignored_stream_count: int = 0
+    stopped_answer_count: int = 0
+    upload_byte_count: int = 0
+    answer_byte_count: int = 0
+    content_error_count: int = 0
+
+
+@dataclass(slots=True)
+class _Request:
+    """A stream of the client's that has not ended: its header so far, its upload's length."""
+
+    header: bytearray = field(default_factory=bytearray)
+    upload_bytes: int = 0
+
+
+@dataclass(slots=True)
+class _Answer:
+    """An answer whose FIN was not handed to aioquic yet. Endless ones have `left_bytes` None."""
+
+    left_bytes: int | None
+    offset: int = 0
+
+
+class PerfServer:
+    """
+    Answers one connection's perf streams. Does no I/O: events in, stream data out.
+
+    Events only note what is to be sent; `produce` writes it. So every event of a
+    batch is known before a byte is written, and a stream that was stopped gets none.
+
+    Args:
+        connection: The connection it answers on.
+        tally: Where to count; several connections may share one.
+        is_content_verified: Whether uploads are compared with the content pattern.
+    """
+
+    __slots__ = ("_answers", "_connection", "_is_content_verified", "_requests", "tally")
+
+    def __init__(
+        self,
+        connection: QuicConnection,
+        *,
+        tally: PerfTally | None = None,
+        is_content_verified: bool = False,
+    ) -> None:
+        self._connection = connection
+        self._is_content_verified = is_content_verified
+        self._requests: dict[int, _Request] = {}
+        self._answers: dict[int, _Answer] = {}
+        self.tally = PerfTally() if tally is None else tally
+
+    @property
+    def open_stream_count(self) -> int:
+        """
+        Streams still remembered: uploads without an end, answers not fully written.
+        """
+        return len(self._requests.keys() | self._answers.keys())
+
+    def on_event(self, event: QuicEvent, now_s: float) -> None:  # noqa: ARG002 - part of Application
+        """
+        Take one aioquic event; the kinds that are not about streams change nothing.
+        """
+        if isinstance(event, StreamDataReceived):
+            self._on_data(event)
+        elif isinstance(event, StopSendingReceived):
+            if self._answers.pop(event.stream_id, None) is not None:
+                self.tally.stopped_answer_count += 1
+        elif isinstance(event, StreamReset):
+            self._on_request_end(event.stream_id)
+        elif isinstance(event, ConnectionTerminated):
+            self._requests.clear()
+            self._answers.clear()
+
+    def produce(self, window_bytes: int) -> None:
+        """
+        Top up the answers, so that about a window can be sent without asking again.
+
+        Every unfinished answer gets an equal share. One that has less than its share
+        waiting is filled up to twice that, so that most calls write nothing.
+
+        Args:
+            window_bytes: How much the connection may soon send, in all.
+        """
+        answers = self._answers
+        if not answers:
+            return
+        share_bytes = max(SMALLEST_SHARE_BYTES, window_bytes // len(answers))
+        finished: list[int] = []
+        for stream_id, answer in answers.items():
+            backlog_bytes = unsent_bytes(self._connection, stream_id)
+            if backlog_bytes < share_bytes and self._write(
+                stream_id, answer, 2 * share_bytes - backlog_bytes
+            ):
+                finished.append(stream_id)
+        for stream_id in finished:
+            del answers[stream_id]
+
+    def _write(self, stream_id: int, answer: _Answer, room_bytes: int) -> bool:
+        """
+        Hand aioquic up to `room_bytes` of an answer; True when its FIN is among them.
+        """
+        is_last = False
+        while room_bytes > 0 and not is_last:
+            length_bytes = min(room_bytes, LARGEST_CHUNK_BYTES)
+            if answer.left_bytes is not None:
+                length_bytes = min(length_bytes, answer.left_bytes)
+                answer.left_bytes -= length_bytes
+                is_last = answer.left_bytes == 0
+            # aioquic only asks for its length and appends it, so a view is enough.
+            chunk = content_chunk(answer.offset, length_bytes)
+            self._connection.send_stream_data(stream_id, chunk, is_last)  # type: ignore[arg-type]
+            answer.offset += length_bytes
+            room_bytes -= length_bytes
+            self.tally.answer_byte_count += length_bytes
+        return is_last
+
+    def _on_data(self, event: StreamDataReceived) -> None:
+        data = event.data
+        request = self._requests.get(event.stream_id)
+        if request is None:
+            request = self._requests[event.stream_id] = _Request()
+        missing_bytes = HEADER_BYTES - len(request.header)
+        if missing_bytes > 0:
+            request.header += data[:missing_bytes]
+            data = data[missing_bytes:]
+            if len(request.header) == HEADER_BYTES:
+                self.tally.request_count += 1
+                self._begin_answer(event.stream_id, parse_header(bytes(request.header)))
+        if data:
+            if (
+                self._is_content_verified
+                and find_content_error(data, request.upload_bytes) is not None
+            ):
+                self.tally.content_error_count += 1
+            request.upload_bytes += len(data)
+            self.tally.upload_byte_count += len(data)
+        if event.end_stream:
+            self._on_request_end(event.stream_id)
+
+    def _on_request_end(self, stream_id: int) -> None:
+        """
+        Forget a stream of the client's that ended by FIN or reset.
+        """
+        request = self._requests.pop(stream_id, None)
+        if request is None or len(request.header) < HEADER_BYTES:
+            self.tally.ignored_stream_count += 1
+            self._begin_answer(stream_id, 0)
+
+    def _begin_answer(self, stream_id: int, answer_bytes: int) -> None:
+        """
+        Note an answer; on a stream of our own when the request came on a unidirectional one.
+        """
+        if stream_is_unidirectional(stream_id):
+            if answer_bytes == 0:
+                return
+            stream_id = self._connection.get_next_available_stream_id(is_unidirectional=True)
+        try:
+            # Opens our own stream, and tells whether the peer's is still ours to write.
+            self._connection.send_stream_data(stream_id, b"")
+        except (RuntimeError, ValueError):
+            # The peer's STOP_SENDING came first: aioquic has reset the stream
+            # (RuntimeError) or, when the peer knows that, forgotten it (ValueError).
+            self.tally.stopped_answer_count += 1
+            return
+        self._answers[stream_id] = _Answer(None if answer_bytes == ENDLESS else answer_bytes)
