@@ -1,5 +1,7 @@
 """
-The QUIC perf protocol, server side (draft-banks-quic-performance-00, 2020).
+The QUIC perf protocol: what both ends share, and the server's side of it.
+
+It is that of draft-banks-quic-performance-00 (2020).
 
 Each stream that the client opens starts with 8 bytes, a big-endian number: how
 many bytes the server is to send back. Whatever follows is an upload, which is
@@ -97,6 +99,112 @@ def find_content_error(data: bytes, offset: int) -> int | None:
 
 
 @dataclass(slots=True)
+class _Content:
+    """How far a stream of a feed is. One without an end has `left_bytes` None."""
+
+    left_bytes: int | None
+    offset: int = 0
+
+
+class ContentFeed:
+    """
+    Streams of one connection whose content is not fully handed to aioquic yet.
+
+    A stream leaves the feed when its FIN is handed over, so that work is in
+    proportion to the streams that still have something to send.
+    """
+
+    __slots__ = ("_connection", "_streams")
+
+    def __init__(self, connection: QuicConnection) -> None:
+        self._connection = connection
+        self._streams: dict[int, _Content] = {}
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def __contains__(self, stream_id: int) -> bool:
+        return stream_id in self._streams
+
+    def add(self, stream_id: int, *, length_bytes: int | None) -> None:
+        """
+        Begin the content of a stream that can be written to.
+
+        Args:
+            stream_id: An open stream.
+            length_bytes: How much content it gets; None when only `finish` or `drop` ends it.
+        """
+        self._streams[stream_id] = _Content(length_bytes)
+
+    def drop(self, stream_id: int) -> bool:
+        """
+        Hand over no more of a stream, not even a FIN; whether there was more to come.
+        """
+        return self._streams.pop(stream_id, None) is not None
+
+    def finish(self, stream_id: int) -> None:
+        """
+        End a stream by FIN after what was handed over so far.
+        """
+        if self._streams.pop(stream_id, None) is not None:
+            self._connection.send_stream_data(stream_id, b"", end_stream=True)
+
+    def clear(self) -> None:
+        """
+        Forget all streams; their connection is gone.
+        """
+        self._streams.clear()
+
+    def produce(self, window_bytes: int) -> int:
+        """
+        Top up the streams, so that about a window can be sent without asking again.
+
+        Every stream gets an equal share. One that has less than its share waiting is
+        filled up to twice that, so that most calls write nothing.
+
+        Args:
+            window_bytes: How much the connection may soon send, in all.
+
+        Returns:
+            Bytes of content handed over.
+        """
+        streams = self._streams
+        if not streams:
+            return 0
+        share_bytes = max(SMALLEST_SHARE_BYTES, window_bytes // len(streams))
+        written_bytes = 0
+        finished: list[int] = []
+        for stream_id, content in streams.items():
+            backlog_bytes = unsent_bytes(self._connection, stream_id)
+            if backlog_bytes < share_bytes:
+                written_bytes += self._write(stream_id, content, 2 * share_bytes - backlog_bytes)
+                if content.left_bytes == 0:
+                    finished.append(stream_id)
+        for stream_id in finished:
+            del streams[stream_id]
+        return written_bytes
+
+    def _write(self, stream_id: int, content: _Content, room_bytes: int) -> int:
+        """
+        Hand over up to `room_bytes` of a stream, and its FIN with the last of it.
+        """
+        written_bytes = 0
+        is_last = False
+        while written_bytes < room_bytes and not is_last:
+            length_bytes = min(room_bytes - written_bytes, LARGEST_CHUNK_BYTES)
+            if content.left_bytes is not None:
+                length_bytes = min(length_bytes, content.left_bytes)
+                content.left_bytes -= length_bytes
+                is_last = content.left_bytes == 0
+            # aioquic only asks for its length and appends it, so a view is enough.
+            chunk = content_chunk(content.offset, length_bytes)
+            self._connection.send_stream_data(stream_id, chunk, is_last)  # type: ignore[arg-type]
+            content.offset += length_bytes
+            written_bytes += length_bytes
+        return written_bytes
+
+
+@dataclass(slots=True)
 class PerfTally:
     """
     What the connections that share it were asked and brought; only ever counts up.
@@ -119,14 +227,6 @@ class _Request:
 
     header: bytearray = field(default_factory=bytearray)
     upload_bytes: int = 0
-
-
-@dataclass(slots=True)
-class _Answer:
-    """An answer whose FIN was not handed to aioquic yet. Endless ones have `left_bytes` None."""
-
-    left_bytes: int | None
-    offset: int = 0
 
 
 class PerfServer:
@@ -154,15 +254,22 @@ class PerfServer:
         self._connection = connection
         self._is_content_verified = is_content_verified
         self._requests: dict[int, _Request] = {}
-        self._answers: dict[int, _Answer] = {}
+        self._answers = ContentFeed(connection)
         self.tally = PerfTally() if tally is None else tally
 
     @property
-    def open_stream_count(self) -> int:
+    def open_request_count(self) -> int:
         """
-        Streams still remembered: uploads without an end, answers not fully written.
+        Streams of the client's that are remembered because they have not ended.
         """
-        return len(self._requests.keys() | self._answers.keys())
+        return len(self._requests)
+
+    @property
+    def open_answer_count(self) -> int:
+        """
+        Answers that are remembered because they are not fully handed over.
+        """
+        return len(self._answers)
 
     def on_event(self, event: QuicEvent, now_s: float) -> None:  # noqa: ARG002 - part of Application
         """
@@ -171,7 +278,7 @@ class PerfServer:
         if isinstance(event, StreamDataReceived):
             self._on_data(event)
         elif isinstance(event, StopSendingReceived):
-            if self._answers.pop(event.stream_id, None) is not None:
+            if self._answers.drop(event.stream_id):
                 self.tally.stopped_answer_count += 1
         elif isinstance(event, StreamReset):
             self._on_request_end(event.stream_id)
@@ -182,45 +289,8 @@ class PerfServer:
     def produce(self, window_bytes: int) -> None:
         """
         Top up the answers, so that about a window can be sent without asking again.
-
-        Every unfinished answer gets an equal share. One that has less than its share
-        waiting is filled up to twice that, so that most calls write nothing.
-
-        Args:
-            window_bytes: How much the connection may soon send, in all.
         """
-        answers = self._answers
-        if not answers:
-            return
-        share_bytes = max(SMALLEST_SHARE_BYTES, window_bytes // len(answers))
-        finished: list[int] = []
-        for stream_id, answer in answers.items():
-            backlog_bytes = unsent_bytes(self._connection, stream_id)
-            if backlog_bytes < share_bytes and self._write(
-                stream_id, answer, 2 * share_bytes - backlog_bytes
-            ):
-                finished.append(stream_id)
-        for stream_id in finished:
-            del answers[stream_id]
-
-    def _write(self, stream_id: int, answer: _Answer, room_bytes: int) -> bool:
-        """
-        Hand aioquic up to `room_bytes` of an answer; True when its FIN is among them.
-        """
-        is_last = False
-        while room_bytes > 0 and not is_last:
-            length_bytes = min(room_bytes, LARGEST_CHUNK_BYTES)
-            if answer.left_bytes is not None:
-                length_bytes = min(length_bytes, answer.left_bytes)
-                answer.left_bytes -= length_bytes
-                is_last = answer.left_bytes == 0
-            # aioquic only asks for its length and appends it, so a view is enough.
-            chunk = content_chunk(answer.offset, length_bytes)
-            self._connection.send_stream_data(stream_id, chunk, is_last)  # type: ignore[arg-type]
-            answer.offset += length_bytes
-            room_bytes -= length_bytes
-            self.tally.answer_byte_count += length_bytes
-        return is_last
+        self.tally.answer_byte_count += self._answers.produce(window_bytes)
 
     def _on_data(self, event: StreamDataReceived) -> None:
         data = event.data
@@ -270,4 +340,5 @@ class PerfServer:
             # (RuntimeError) or, when the peer knows that, forgotten it (ValueError).
             self.tally.stopped_answer_count += 1
             return
-        self._answers[stream_id] = _Answer(None if answer_bytes == ENDLESS else answer_bytes)
+        length_bytes = None if answer_bytes == ENDLESS else answer_bytes
+        self._answers.add(stream_id, length_bytes=length_bytes)

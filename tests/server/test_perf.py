@@ -81,6 +81,12 @@ class Session:
         resets = (one for one in self.recorder.events if isinstance(one, StreamReset))
         return next((one for one in resets if one.stream_id == stream_id), None)
 
+    def is_all_forgotten(self) -> bool:
+        """
+        Whether the server remembers no stream at all.
+        """
+        return self.perf.open_request_count == 0 and self.perf.open_answer_count == 0
+
     def _data_events(self, stream_id: int) -> list[StreamDataReceived]:
         return [
             one
@@ -193,7 +199,7 @@ def test_unidirectional_stream_that_asks_nothing_gets_no_stream(
     session.pair.run(5)
 
     assert not [one for one in session.recorder.events if isinstance(one, StreamDataReceived)]
-    assert session.perf.open_stream_count == 0
+    assert session.is_all_forgotten()
 
 
 def test_answer_does_not_wait_for_the_end_of_the_upload(certificate: ServerCertificate) -> None:
@@ -205,9 +211,9 @@ def test_answer_does_not_wait_for_the_end_of_the_upload(certificate: ServerCerti
 
     session.pair.run_until(lambda: session.has_ended(stream_id))
 
-    assert session.perf.open_stream_count == 1
+    assert (session.perf.open_request_count, session.perf.open_answer_count) == (1, 0)
     session.client.send_stream_data(stream_id, b"", end_stream=True)
-    session.pair.run_until(lambda: session.perf.open_stream_count == 0)
+    session.pair.run_until(session.is_all_forgotten)
 
 
 def test_upload_is_drained_to_its_last_byte_and_verified(certificate: ServerCertificate) -> None:
@@ -219,7 +225,7 @@ def test_upload_is_drained_to_its_last_byte_and_verified(certificate: ServerCert
     stream_id = session.send(encode_header(0) + content)
 
     session.pair.run_until(lambda: session.has_ended(stream_id))
-    session.pair.run_until(lambda: session.perf.open_stream_count == 0)
+    session.pair.run_until(session.is_all_forgotten)
 
     assert session.perf.tally.upload_byte_count == 400_000
     assert session.perf.tally.content_error_count == 0
@@ -276,7 +282,7 @@ def test_stream_that_ends_before_its_eighth_byte_is_closed_and_forgotten(
     assert session.received(short_id) == b""
     assert len(session.received(other_id)) == 100
     assert session.perf.tally.ignored_stream_count == 2
-    assert session.perf.open_stream_count == 0
+    assert session.is_all_forgotten()
 
 
 def test_stream_that_is_reset_before_its_eighth_byte_is_closed(
@@ -292,7 +298,7 @@ def test_stream_that_is_reset_before_its_eighth_byte_is_closed(
 
     session.pair.run_until(lambda: session.has_ended(stream_id))
 
-    assert session.perf.open_stream_count == 0
+    assert session.is_all_forgotten()
 
 
 def test_upload_that_is_reset_still_gets_its_answer(certificate: ServerCertificate) -> None:
@@ -307,7 +313,7 @@ def test_upload_that_is_reset_still_gets_its_answer(certificate: ServerCertifica
     session.pair.run_until(lambda: session.has_ended(stream_id))
 
     assert len(session.received(stream_id)) == 200_000
-    assert session.perf.open_stream_count == 0
+    assert session.is_all_forgotten()
 
 
 @pytest.mark.parametrize("is_uni", [False, True], ids=["bidi", "uni"])
@@ -329,7 +335,7 @@ def test_endless_answer_goes_on_until_stop_sending(
     reset = session.reset_of(answer_id)
     assert reset is not None
     assert reset.error_code == 7
-    assert session.perf.open_stream_count == 0
+    assert session.is_all_forgotten()
     assert session.perf.tally.stopped_answer_count == 1
 
 
@@ -350,7 +356,7 @@ def test_stop_sending_that_comes_before_the_header_gets_no_answer(
     session.pair.run_until(lambda: session.has_ended(other_id))
 
     assert session.received(stream_id) == b""
-    assert session.perf.open_stream_count == 0
+    assert session.is_all_forgotten()
 
 
 def test_answers_survive_loss(certificate: ServerCertificate) -> None:
@@ -376,7 +382,7 @@ def test_finished_streams_are_forgotten(certificate: ServerCertificate) -> None:
     stream_ids = [session.send(encode_header(10)) for _ in range(1000)]
 
     session.pair.run_until(lambda: all(session.has_ended(one) for one in stream_ids[-100:]))
-    session.pair.run_until(lambda: session.perf.open_stream_count == 0)
+    session.pair.run_until(session.is_all_forgotten)
 
     assert session.perf.tally.request_count == 1000
     assert session.perf.tally.answer_byte_count == 10_000
@@ -410,7 +416,7 @@ def test_connection_that_ends_leaves_nothing_behind(certificate: ServerCertifica
     session = Session(certificate)
     session.send(encode_header(ENDLESS), is_end=False)
     session.pair.run(10)
-    assert session.perf.open_stream_count == 1
+    assert (session.perf.open_request_count, session.perf.open_answer_count) == (1, 1)
     session.client.close(error_code=0, reason_phrase="done")
 
-    session.pair.run_until(lambda: session.perf.open_stream_count == 0)
+    session.pair.run_until(session.is_all_forgotten)
