@@ -1,0 +1,3 @@
+"""
+The load: opens connections, moves bytes by the perf protocol, times them.
+"""
