@@ -125,9 +125,9 @@ static int holds(int fd, const uint8_t *bytes, size_t size)
     }
 }
 
-/* 1 when the file is there and as it must be, 0 when there is none, -1 with a reason. */
+/* 1 when the file is there and as it must be, and open; 0 when there is none, -1 with a reason. */
 static int check_file(int directory_fd, const char *directory, const char *name,
-                      const uint8_t *bytes, size_t size, char **reason)
+                      const uint8_t *bytes, size_t size, int *checked, char **reason)
 {
     struct stat facts;
     /* O_NONBLOCK: a FIFO put there must not make this wait. */
@@ -147,9 +147,11 @@ static int check_file(int directory_fd, const char *directory, const char *name,
     else if (!holds(fd, bytes, size))
         *reason = stapsdt_sentence("%s/%s does not hold what this library puts there; remove it",
                                    directory, name);
-    if (fd >= 0)
+    else
+        *checked = fd;
+    if (fd >= 0 && fd != *checked)
         close(fd);
-    return *reason ? -1 : 1;
+    return *checked >= 0 ? 1 : -1;
 }
 
 static int write_all(int fd, const uint8_t *bytes, size_t size)
@@ -195,33 +197,34 @@ static int make_file(int directory_fd, const char *name, const uint8_t *bytes, s
 }
 
 char *stapsdt_keep_file(const char *asked_directory, const char *provider_name,
-                        const uint8_t *bytes, size_t size, char **reason)
+                        const uint8_t *bytes, size_t size, int *fd, char **reason)
 {
     char *asked = asked_directory ? strdup(asked_directory) : default_directory();
     char *name = stapsdt_sentence("%s-%016llx.so", provider_name,
                                   (unsigned long long)hash_of(bytes, size));
     char *directory = NULL;
     char *path = NULL;
+    int directory_fd = -1;
     int state = -1;
-    int fd = -1;
 
+    *fd = -1;
     *reason = NULL;
     if (!asked || !name)
         *reason = stapsdt_sentence("no directory for the provider file: neither HOME nor "
                                    "XDG_CACHE_HOME is set; set STAPSDT_DIRECTORY");
-    else if ((fd = open_directory(asked, &directory, reason)) >= 0)
-        state = check_file(fd, directory, name, bytes, size, reason);
+    else if ((directory_fd = open_directory(asked, &directory, reason)) >= 0)
+        state = check_file(directory_fd, directory, name, bytes, size, fd, reason);
     if (state == 0) {
-        if (make_file(fd, name, bytes, size))
+        if (make_file(directory_fd, name, bytes, size))
             *reason = stapsdt_sentence("%s/%s cannot be written: %s", directory, name,
                                        strerror(errno));
         else
-            state = check_file(fd, directory, name, bytes, size, reason);
+            state = check_file(directory_fd, directory, name, bytes, size, fd, reason);
     }
     if (state == 1)
         path = stapsdt_sentence("%s/%s", directory, name);
-    if (fd >= 0)
-        close(fd);
+    if (directory_fd >= 0)
+        close(directory_fd);
     free(directory);
     free(name);
     free(asked);

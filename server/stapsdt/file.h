@@ -7,13 +7,14 @@
 
 /*
  * The path of a file in the directory that holds exactly these bytes, made when
- * absent. NULL when it cannot be trusted or made; then *reason is one sentence.
- * A NULL directory means the default one. Both results are given to free().
+ * absent, and in *fd an open descriptor of it. NULL when it cannot be trusted or
+ * made; then *reason is one sentence. A NULL directory means the default one.
+ * Path and reason are to be given to free().
  */
 __attribute__((visibility("hidden"))) char *stapsdt_keep_file(const char *directory,
                                                               const char *provider_name,
                                                               const uint8_t *bytes, size_t size,
-                                                              char **reason);
+                                                              int *fd, char **reason);
 
 /* The same bytes in anonymous memory; its descriptor, or -1 with errno. */
 __attribute__((visibility("hidden"))) int stapsdt_keep_in_memory(const char *provider_name,

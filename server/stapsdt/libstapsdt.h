@@ -16,7 +16,8 @@
  * - The provider file can be run: it execs its arguments, which is what
  *   `bpftrace -c 'FILE program ...'` needs to find the probes beforehand.
  * - A site on x86-64 is one 5-byte nop, which Linux 6.18 turns into a call; a
- *   hit then costs a quarter to a third less than with a 1-byte nop.
+ *   hit then costs a quarter to a third less than with a 1-byte nop. That call
+ *   would be fatal in a forked child (see fork.c), which is taken care of.
  * - Handles stay valid memory for the life of the process: a provider destroyed
  *   twice, or a probe fired after that, does nothing.
  *
@@ -25,6 +26,8 @@
  */
 #ifndef QUICLAB_LIBSTAPSDT_H
 #define QUICLAB_LIBSTAPSDT_H
+
+#include <sys/types.h>
 
 #define MAX_ARGUMENTS 6 /* those that travel in registers on both machines */
 
@@ -79,9 +82,14 @@ typedef struct SDTProvider {
     void *_handle;
     char *_filename;
     char *_directory;
-    int _memfd;
+    int _fd;           /* of what is mapped */
+    void *_code;       /* where its code is mapped */
+    size_t _code_bytes;
+    dev_t _device;
+    ino_t _inode;
     MemFDOption_t _use_memfd;
     int _is_destroyed;
+    struct SDTProvider *_next_loaded;
 } SDTProvider_t;
 
 /* NULL when the name is not made of ASCII letters, digits, '_', '-' and '.'. */

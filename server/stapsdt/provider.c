@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "file.h"
+#include "fork.h"
 #include "image.h"
 #include "libstapsdt.h"
 
@@ -69,7 +70,7 @@ SDTProvider_t *providerInit(const char *name)
         return NULL;
     }
     provider->error_code = noError;
-    provider->_memfd = -1;
+    provider->_fd = -1;
     return provider;
 }
 
@@ -171,15 +172,15 @@ static int keep(SDTProvider_t *provider, const uint8_t *bytes, size_t size)
 
     if (provider->_use_memfd == memfd_enabled) {
         /* Stays open while loaded: glibc tells libraries apart by this name first. */
-        provider->_memfd = stapsdt_keep_in_memory(provider->name, bytes, size);
-        if (provider->_memfd < 0)
+        provider->_fd = stapsdt_keep_in_memory(provider->name, bytes, size);
+        if (provider->_fd < 0)
             return fail(provider, tmpCreationError,
                         stapsdt_sentence("no anonymous memory for provider %s: %s", provider->name,
                                          strerror(errno)));
-        provider->_filename = stapsdt_sentence("/proc/self/fd/%d", provider->_memfd);
+        provider->_filename = stapsdt_sentence("/proc/self/fd/%d", provider->_fd);
     } else {
         provider->_filename = stapsdt_keep_file(provider->_directory, provider->name, bytes, size,
-                                                &reason);
+                                                &provider->_fd, &reason);
     }
     if (!provider->_filename)
         return fail(provider, tmpCreationError, reason);
@@ -204,7 +205,11 @@ static int map(SDTProvider_t *provider)
                         stapsdt_sentence("%s has no site for probe %s", provider->_filename,
                                          p->probe.name));
     }
-    return 0;
+    return stapsdt_renew_on_fork(provider)
+               ? fail(provider, sharedLibraryOpenError,
+                      stapsdt_sentence("%s was mapped, and not found in memory",
+                                       provider->_filename))
+               : 0;
 }
 
 /* Back to "not loaded"; 0 when the mapping is gone. */
@@ -214,12 +219,13 @@ static int release(SDTProvider_t *provider)
 
     for (SDTProbeList_t *p = provider->probes; p; p = p->next)
         p->probe._fire = NULL;
+    stapsdt_forget_on_fork(provider);
     if (provider->_handle && dlclose(provider->_handle))
         result = -1;
     provider->_handle = NULL;
-    if (provider->_memfd >= 0)
-        close(provider->_memfd);
-    provider->_memfd = -1;
+    if (provider->_fd >= 0)
+        close(provider->_fd);
+    provider->_fd = -1;
     free(provider->_filename);
     provider->_filename = NULL;
     return result;
