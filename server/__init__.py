@@ -1,0 +1,3 @@
+"""
+The traced process: a QUIC perf server whose socket I/O is visible from outside.
+"""

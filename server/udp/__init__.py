@@ -1,0 +1,3 @@
+"""
+UDP in batches: rings of messages, trains of datagrams, one system call for many.
+"""

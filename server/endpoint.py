@@ -1,0 +1,495 @@
+"""
+One UDP socket and the QUIC connections on it.
+
+A turn of the loop: receive what is there, feed the connections, hand their events
+to the applications, let connections with something to say build datagrams into
+the TX ring, flush it. The ring paces: a connection may build one message at a
+time, then the next has its turn, and when no slot is free the ring is emptied
+before anyone builds more. So what waits, waits in the ring, where it is seen.
+"""
+
+import math
+import sys
+import traceback
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+from aioquic.quic.configuration import QuicConfiguration
+from aioquic.quic.connection import QuicConnection
+from aioquic.quic.events import (
+    ConnectionIdIssued,
+    ConnectionIdRetired,
+    ConnectionTerminated,
+    ProtocolNegotiated,
+    QuicEvent,
+    StopSendingReceived,
+)
+from aioquic.quic.packet import QuicErrorCode
+
+from server import internals, routing
+from server.counters import ConnectionCounters
+from server.loop import NO_MEMORY_WAIT_S, Loop
+from server.session import Application, Session
+from server.udp.model import Address, pack_address
+from server.udp.sockets import UdpSocket
+
+PacingName = Literal["ring", "aioquic", "off"]
+CongestionControlName = Literal["reno", "cubic"]
+ApplicationFactory = Callable[[QuicConnection], Application]
+
+# Messages built before the socket is looked at again, at least; so that many
+# connections with much to say don't keep acknowledgements waiting.
+_TURN_MESSAGE_COUNT: Final = 64
+# What an application is asked for at most, so that a window without a cap does not
+# end up as one huge copy in a stream's buffer.
+_LARGEST_PRODUCE_BYTES: Final = 8 * 1024 * 1024
+_MOST_ADDRESSES: Final = 4096
+_MOST_FAULTS_SHOWN: Final = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointOptions:
+    """
+    How connections are driven.
+
+    Args:
+        pacing: "ring": the TX ring alone holds back; "aioquic": its own pacer; "off": nothing.
+        is_peer_limit_kept: Never send a datagram larger than the peer said it takes.
+        congestion_control: "reno" or "cubic".
+        window_cap_bytes: Largest congestion window of a connection; 0: no cap.
+    """
+
+    pacing: PacingName = "ring"
+    is_peer_limit_kept: bool = False
+    congestion_control: CongestionControlName = "reno"
+    window_cap_bytes: int = 2_500_000
+
+
+class Endpoint:
+    """
+    Drives the connections of one socket.
+
+    Args:
+        udp: The socket with its rings; closed with this endpoint.
+        loop: Who calls.
+        configuration: For connections that are accepted, and the default of `connect`.
+        options: How connections are driven.
+        accept: Makes the application of an incoming connection; None: none is accepted.
+    """
+
+    def __init__(
+        self,
+        udp: UdpSocket,
+        loop: Loop,
+        *,
+        configuration: QuicConfiguration,
+        options: EndpointOptions,
+        accept: ApplicationFactory | None = None,
+    ) -> None:
+        self.udp = udp
+        self.connections = ConnectionCounters()
+        self.on_closed: Callable[[QuicConnection], None] | None = None
+        """Called when a connection has ended."""
+        self._loop = loop
+        self._accept = accept
+        self._options = options
+        self._configuration = configuration
+        self._sessions: dict[bytes, Session] = {}
+        self._by_connection: dict[QuicConnection, Session] = {}
+        self._ready: deque[Session] = deque()
+        self._addresses: dict[Address, bytes] = {}
+        self._fault_count = 0
+        self._set_window_cap(options.window_cap_bytes)
+        loop.add(self)
+
+    # For the owner ---------------------------------------------------------------
+
+    def connect(
+        self, address: Address, configuration: QuicConfiguration, factory: ApplicationFactory
+    ) -> tuple[QuicConnection, Application]:
+        """
+        Open a connection; its first packets leave with the next turn.
+        """
+        algorithm = self._configuration.congestion_control_algorithm
+        configuration = replace(configuration, congestion_control_algorithm=algorithm)
+        connection = QuicConnection(configuration=configuration)
+        session = self._open(connection, factory(connection))
+        connection.connect(address, now=self._loop.now_s())
+        self._touch(session)
+        return connection, session.application
+
+    def touch(self, connection: QuicConnection) -> None:
+        """
+        Let a connection send at the next turn: its application did something on its own.
+        """
+        session = self._by_connection.get(connection)
+        if session is not None:
+            self._touch(session)
+
+    def set_window_cap(self, cap_bytes: int) -> None:
+        """
+        Cap the window of connections from now on; 0: no cap.
+        """
+        self._set_window_cap(cap_bytes)
+
+    def close(self, *, error_code: int = QuicErrorCode.NO_ERROR, reason: str = "") -> None:
+        """
+        Close all connections, send that, and give the port back.
+        """
+        for session in list(self._by_connection.values()):
+            session.connection.close(error_code=error_code, reason_phrase=reason)
+            self._touch(session)
+        now_s = self._loop.now_s()
+        self.transmit(now_s)
+        for session in list(self._by_connection.values()):
+            self._forget(session)
+        self._loop.remove(self)
+        self.udp.close()
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing waits in either ring."""
+        return self.udp.tx.is_empty and not self.udp.rx.ring.filled_count
+
+    # For the loop ----------------------------------------------------------------
+
+    @property
+    def is_waiting_for_room(self) -> bool:
+        """The socket is full, and the kernel will tell when it no longer is."""
+        return self.udp.tx.is_blocked_by_room
+
+    def fileno(self) -> int:
+        """The socket's descriptor."""
+        return self.udp.fileno()
+
+    def wait_limit_s(self) -> float:
+        """How long the loop may sleep as far as this endpoint goes."""
+        tx = self.udp.tx
+        if tx.blocked_by:
+            return math.inf if tx.is_blocked_by_room else NO_MEMORY_WAIT_S
+        return 0.0 if self._ready or not self.udp.rx.is_drained else math.inf
+
+    def receive(self, now_s: float) -> None:
+        """
+        Take what the socket holds and feed it to the connections.
+        """
+        rx = self.udp.rx
+        rx.receive()
+        for address, datagrams in rx.read():
+            for datagram in datagrams:
+                self._receive_datagram(datagram, address, now_s)
+
+    def transmit(self, now_s: float) -> None:
+        """
+        Let connections that were touched say what they have to say.
+        """
+        tx = self.udp.tx
+        if not self._ready and tx.is_empty:
+            return
+        if tx.blocked_by:
+            tx.flush()
+        if self._ready:
+            self._build(now_s)
+        if not self._ready:
+            tx.flush()
+
+    # Receiving -------------------------------------------------------------------
+
+    def _receive_datagram(self, datagram: bytes, address: Address, now_s: float) -> None:
+        if routing.has_long_header(datagram):
+            session = self._route_long(datagram, address, now_s)
+        else:
+            cid = routing.short_header_cid(datagram)
+            session = self._sessions.get(cid) if cid is not None else None
+            if session is None:
+                self.udp.rx.drop("not_quic" if cid is None else "unknown_connection")
+        if session is not None:
+            self._feed(session, datagram, address, now_s)
+
+    def _feed(self, session: Session, datagram: bytes, address: Address, now_s: float) -> None:
+        try:
+            session.connection.receive_datagram(datagram, address, now_s)
+        except Exception as error:  # noqa: BLE001 - whatever a peer sends, others go on
+            self._fail(session, error)
+        self._touch(session)
+
+    def _route_long(self, datagram: bytes, address: Address, now_s: float) -> Session | None:
+        """
+        Find or make the connection of a long header; answer or count what has none.
+        """
+        rx = self.udp.rx
+        header = routing.parse_long_header(datagram)
+        if header is None:
+            rx.drop("not_quic")
+            return None
+        session = self._sessions.get(header.destination_cid)
+        if session is not None:
+            return session
+        if self._accept is None:
+            rx.drop("unknown_connection")
+            return None
+        versions = self._configuration.supported_versions
+        if header.version not in versions:
+            answer = routing.answer_version(
+                header, datagram_bytes=len(datagram), supported_versions=versions
+            )
+            if answer is not None:
+                self.udp.tx.acquire()
+                self.udp.tx.write(self._pack(address), [answer])
+            rx.drop("unsupported_version")
+            return None
+        if not routing.may_begin(header, datagram_bytes=len(datagram)):
+            rx.drop("unknown_connection")
+            return None
+        return self._accept_datagram(header, datagram, address, now_s)
+
+    def _accept_datagram(
+        self, header: routing.LongHeader, datagram: bytes, address: Address, now_s: float
+    ) -> Session | None:
+        """
+        Begin a connection, if aioquic takes the datagram for its first.
+        """
+        connection = QuicConnection(
+            configuration=self._configuration,
+            original_destination_connection_id=header.destination_cid,
+        )
+        try:
+            connection.receive_datagram(datagram, address, now_s)
+        except Exception as error:  # noqa: BLE001 - whatever a peer sends, others go on
+            self._show_fault(error)
+        if not internals.has_begun(connection):
+            self.udp.rx.drop("not_initial")
+            return None
+        assert self._accept is not None
+        session = self._open(connection, self._accept(connection))
+        session.cids.add(header.destination_cid)
+        self._sessions[header.destination_cid] = session
+        self._touch(session)
+        return None
+
+    def _open(self, connection: QuicConnection, application: Application) -> Session:
+        session = Session(
+            connection, application, pacing=self._options.pacing, on_due=self._on_timer
+        )
+        session.cids.add(connection.host_cid)
+        self._sessions[connection.host_cid] = session
+        self._by_connection[connection] = session
+        self.connections.on_opened()
+        return session
+
+    def _fail(self, session: Session, error: Exception) -> None:
+        """
+        End a connection that tripped over a fault in it or under it.
+        """
+        self._show_fault(error)
+        session.connection.close(
+            error_code=QuicErrorCode.INTERNAL_ERROR, reason_phrase="internal error"
+        )
+
+    def _abandon(self, session: Session) -> None:
+        """
+        Drop a connection that cannot even say that it closes.
+        """
+        self._forget(session)
+        session.application.on_event(
+            ConnectionTerminated(
+                error_code=QuicErrorCode.INTERNAL_ERROR,
+                frame_type=None,
+                reason_phrase="internal error",
+            ),
+            self._loop.now_s(),
+        )
+
+    def _show_fault(self, error: Exception) -> None:
+        self.udp.rx.drop("fault")
+        self._fault_count += 1
+        if self._fault_count <= _MOST_FAULTS_SHOWN:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            print(
+                f"server: a connection is closed by a fault: {type(error).__name__}: {error} "
+                f"({where.filename}:{where.lineno})",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    # Sending ---------------------------------------------------------------------
+
+    def _touch(self, session: Session) -> None:
+        if not session.is_ready:
+            session.is_ready = True
+            self._ready.append(session)
+
+    def _build(self, now_s: float) -> None:
+        """
+        Let the ready connections build, one message each in turn.
+        """
+        tx = self.udp.tx
+        ready = self._ready
+        for session in ready:
+            self._prepare(session, now_s)
+        tx.acquire()
+        message_count = max(_TURN_MESSAGE_COUNT, tx.ring.capacity)
+        while ready and message_count and tx.can_write():
+            session = ready.popleft()
+            if self._build_message(session):
+                ready.append(session)
+                message_count -= 1
+            else:
+                session.is_ready = False
+                self._settle(session)
+
+    def _prepare(self, session: Session, now_s: float) -> None:
+        """
+        Hand events to the application and let it write as much as can be sent.
+        """
+        connection = session.connection
+        try:
+            while (event := connection.next_event()) is not None:
+                self._on_event(session, event, now_s)
+            session.unblock(self._ring_bytes(session))
+            if not session.is_blocked:
+                window_bytes = internals.window_bytes(connection) - internals.in_flight_bytes(
+                    connection
+                )
+                if window_bytes > 0:
+                    session.application.produce(min(window_bytes, _LARGEST_PRODUCE_BYTES))
+        except Exception as error:  # noqa: BLE001 - one connection's fault is not the others'
+            self._fail(session, error)
+
+    def _build_message(self, session: Session) -> bool:
+        """
+        Let a connection build one message; whether it may have more to say.
+        """
+        connection = session.connection
+        if session.is_over:
+            return False
+        credit = self.udp.tx.limits.capacity(session.datagram_bytes)
+        session.grant(credit)
+        try:
+            built = connection.datagrams_to_send(self._loop.now_s())
+        except Exception as error:  # noqa: BLE001 - one connection's fault is not the others'
+            self._fail(session, error)
+            self._abandon(session)
+            return False
+        if built:
+            self._write(built)
+        return session.has_more(len(built))
+
+    def _write(self, built: list[tuple[bytes, Address]]) -> None:
+        tx = self.udp.tx
+        address = built[0][1]
+        datagrams: list[bytes] = []
+        for datagram, to in built:
+            if to != address:
+                tx.write(self._pack(address), datagrams)
+                address, datagrams = to, []
+            datagrams.append(datagram)
+        tx.write(self._pack(address), datagrams)
+
+    def _pack(self, address: Address) -> bytes:
+        packed = self._addresses.get(address)
+        if packed is None:
+            if len(self._addresses) >= _MOST_ADDRESSES:
+                self._addresses.clear()
+            packed = self._addresses[address] = pack_address(address)
+        return packed
+
+    def _ring_bytes(self, session: Session) -> int:
+        tx = self.udp.tx
+        return (
+            tx.ring.capacity * tx.limits.capacity(session.datagram_bytes) * (session.datagram_bytes)
+        )
+
+    # Events and timers -----------------------------------------------------------
+
+    def _on_event(self, session: Session, event: QuicEvent, now_s: float) -> None:
+        match event:
+            case ConnectionIdIssued():
+                session.cids.add(event.connection_id)
+                self._sessions[event.connection_id] = session
+            case ConnectionIdRetired():
+                session.cids.discard(event.connection_id)
+                self._sessions.pop(event.connection_id, None)
+            case ProtocolNegotiated():
+                session.peer_max_datagram_bytes = internals.peer_max_datagram_bytes(
+                    session.connection
+                )
+                if self._options.is_peer_limit_kept and session.peer_max_datagram_bytes:
+                    session.limit_datagrams(session.peer_max_datagram_bytes)
+            case StopSendingReceived():
+                session.is_blocked = False  # the reset need not wait for room
+            case ConnectionTerminated():
+                self._forget(session)
+        session.application.on_event(event, now_s)
+
+    def _settle(self, session: Session) -> None:
+        """
+        After a connection's turn: note its end, or when it wants to be called again.
+        """
+        connection = session.connection
+        if internals.has_close_reason(connection) and internals.is_ending(connection):
+            self._note_closed(session)
+        if session.is_over:
+            return
+        timer_at_s = connection.get_timer()
+        session.timer_at_s = timer_at_s
+        if timer_at_s is None:
+            return
+        timer = session.timer
+        if timer is not None:
+            if timer.at_s <= timer_at_s:
+                return  # it looks again when it fires
+            self._loop.cancel(timer)
+        session.timer = self._loop.call_at(timer_at_s, session.on_timer)
+
+    def _on_timer(self, session: Session, now_s: float) -> None:
+        session.timer = None
+        if session.is_over or session.timer_at_s is None:
+            return
+        if session.timer_at_s > now_s:
+            session.timer = self._loop.call_at(session.timer_at_s, session.on_timer)
+            return
+        try:
+            session.connection.handle_timer(now_s)
+        except Exception as error:  # noqa: BLE001 - one connection's fault is not the others'
+            self._fail(session, error)
+        # A probe (RFC 9002, Section 6.2.4) may exceed the window and must leave now.
+        session.is_blocked = False
+        self._touch(session)
+
+    def _note_closed(self, session: Session) -> None:
+        """
+        Count an end once, as soon as it is certain.
+        """
+        if session.is_closed:
+            return
+        session.is_closed = True
+        error_code, frame_type, reason, closed_by = internals.close_reason(session.connection)
+        self.connections.on_closed(
+            error_code=error_code, frame_type=frame_type, reason=reason, closed_by=closed_by
+        )
+        if self.on_closed is not None:
+            self.on_closed(session.connection)
+
+    def _forget(self, session: Session) -> None:
+        """
+        Drop a connection that is over; its timers must not fire any more.
+        """
+        self._note_closed(session)
+        session.is_over = True
+        if session.timer is not None:
+            self._loop.cancel(session.timer)
+            session.timer = None
+        for cid in session.cids:
+            self._sessions.pop(cid, None)
+        self._by_connection.pop(session.connection, None)
+
+    def _set_window_cap(self, cap_bytes: int) -> None:
+        self._configuration = replace(
+            self._configuration,
+            congestion_control_algorithm=internals.capped_congestion_control(
+                self._options.congestion_control, cap_bytes=cap_bytes
+            ),
+        )

@@ -1,0 +1,342 @@
+"""
+Every touch of aioquic's private parts, in one place, written against 1.7.2.
+
+aioquic offers no way to replace its pacer, to ask how much of a stream is still
+unsent, to cap a window or to watch its reassembly. What is done about that is
+here and nowhere else; tests/server/test_internals.py fails when a new version
+moves one of these parts.
+"""
+
+import math
+from typing import Any, Final, Protocol
+
+from aioquic._buffer import Buffer
+from aioquic.quic.congestion.base import QuicCongestionControl, register_congestion_control
+from aioquic.quic.congestion.cubic import CubicCongestionControl
+from aioquic.quic.congestion.reno import RenoCongestionControl
+from aioquic.quic.connection import END_STATES, QuicConnection, QuicConnectionState
+from aioquic.quic.events import StreamDataReceived
+from aioquic.quic.packet import QuicStreamFrame, pull_quic_transport_parameters
+from aioquic.quic.packet_builder import QuicSentPacket
+from aioquic.quic.stream import QuicStreamReceiver
+from aioquic.tls import ExtensionType
+
+from server.counters import ReceiveBufferCounters
+from server.probes import RECEIVE_BUFFER_ALLOC, RECEIVE_BUFFER_POP, RECEIVE_BUFFER_WRITE
+from server.udp import _native
+
+AIOQUIC_VERSION: Final = "1.7.2"
+
+# Pacing ------------------------------------------------------------------------
+
+
+class Pacer(Protocol):
+    """What aioquic asks of `connection._loss._pacer`."""
+
+    def next_send_time(self, now: float) -> float | None:
+        """None: send now; else not before that time."""
+
+    def update_after_send(self, now: float) -> None:
+        """A packet was built."""
+
+    def update_rate(self, congestion_window: int, smoothed_rtt: float) -> None:
+        """The window or the round-trip time changed."""
+
+
+class RingPacer:
+    """
+    Says "not now" when a connection has used up its room in the TX ring.
+
+    A call of `datagrams_to_send` may then build so many datagrams and no more.
+    aioquic asks no pacer before a datagram with a due ACK, so one more can come.
+    """
+
+    __slots__ = ("credit", "is_refused")
+
+    def __init__(self) -> None:
+        self.credit = 0
+        """Datagrams that may still be built."""
+        self.is_refused = False
+        """Whether anything was held back since this was last set to False."""
+
+    def next_send_time(self, now: float) -> float | None:  # noqa: ARG002
+        """None while there is credit; else infinity, which sets no timer."""
+        if self.credit > 0:
+            return None
+        self.is_refused = True
+        return math.inf
+
+    def update_after_send(self, now: float) -> None:  # noqa: ARG002
+        """Debit a datagram."""
+        self.credit -= 1
+
+    def update_rate(self, congestion_window: int, smoothed_rtt: float) -> None:
+        """Time plays no part here."""
+
+
+class NoPacer:
+    """
+    Never says "not now": a call returns whatever the window allows.
+    """
+
+    __slots__ = ()
+
+    def next_send_time(self, now: float) -> float | None:  # noqa: ARG002
+        """Send now."""
+        return None
+
+    def update_after_send(self, now: float) -> None:
+        """Nothing to note."""
+
+    def update_rate(self, congestion_window: int, smoothed_rtt: float) -> None:
+        """Nothing to note."""
+
+
+def set_pacer(connection: QuicConnection, pacer: Pacer) -> None:
+    """
+    Put a pacer of ours in the place of aioquic's.
+    """
+    connection._loss._pacer = pacer  # type: ignore[assignment]  # noqa: SLF001
+
+
+# Windows -----------------------------------------------------------------------
+
+
+class _CappedReno(RenoCongestionControl):
+    cap_bytes: int
+
+    def on_packet_acked(self, *, now: float, packet: QuicSentPacket) -> None:
+        super().on_packet_acked(now=now, packet=packet)
+        self.congestion_window = min(self.congestion_window, self.cap_bytes)
+
+
+class _CappedCubic(CubicCongestionControl):
+    cap_bytes: int
+
+    def on_packet_acked(self, *, now: float, packet: QuicSentPacket) -> None:
+        super().on_packet_acked(now=now, packet=packet)
+        self.congestion_window = min(self.congestion_window, self.cap_bytes)
+
+
+_CAPPED: Final[dict[str, type[_CappedReno] | type[_CappedCubic]]] = {
+    "reno": _CappedReno,
+    "cubic": _CappedCubic,
+}
+
+
+def capped_congestion_control(name: str, *, cap_bytes: int) -> str:
+    """
+    Name a congestion controller whose window stays within a cap.
+
+    aioquic's own grow without bound on loopback (reno was seen at 44 MB).
+
+    Args:
+        name: "reno" or "cubic".
+        cap_bytes: Largest window; 0 leaves aioquic's controller as it is.
+
+    Returns:
+        What to write into `QuicConfiguration.congestion_control_algorithm`.
+    """
+    if not cap_bytes:
+        return name
+    controller = _CAPPED[name]
+
+    def make(*, max_datagram_size: int) -> QuicCongestionControl:
+        made = controller(max_datagram_size=max_datagram_size)
+        made.cap_bytes = cap_bytes
+        made.congestion_window = min(made.congestion_window, cap_bytes)
+        return made
+
+    capped_name = f"{name}-capped-{cap_bytes}"
+    register_congestion_control(capped_name, make)
+    return capped_name
+
+
+def window_bytes(connection: QuicConnection) -> int:
+    """
+    Read the congestion window.
+    """
+    return connection._loss._cc.congestion_window  # noqa: SLF001
+
+
+def in_flight_bytes(connection: QuicConnection) -> int:
+    """
+    Read what was sent and is neither acknowledged nor lost.
+    """
+    return connection._loss._cc.bytes_in_flight  # noqa: SLF001
+
+
+# Streams -----------------------------------------------------------------------
+
+
+def unsent_bytes(connection: QuicConnection, stream_id: int) -> int:
+    """
+    Count what was written to a stream and has not been put into a packet yet.
+
+    Data to be sent again counts from where it begins. 0 for a stream that is
+    not there (any more).
+    """
+    stream = connection._streams.get(stream_id)  # noqa: SLF001
+    if stream is None:
+        return 0
+    sender = stream.sender
+    return sender._buffer_stop - sender.next_offset  # noqa: SLF001
+
+
+class SendProgress:
+    """
+    How much of a stream's sending side the peer has acknowledged. Outlives the stream.
+
+    Args:
+        connection: The stream's connection.
+        stream_id: A stream that is open.
+    """
+
+    __slots__ = ("_sender",)
+
+    def __init__(self, connection: QuicConnection, stream_id: int) -> None:
+        self._sender = connection._streams[stream_id].sender  # noqa: SLF001
+
+    @property
+    def acknowledged_bytes(self) -> int:
+        """Everything before this offset has arrived at the peer."""
+        return self._sender._buffer_start  # noqa: SLF001
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all of it, with its FIN or its reset, has arrived at the peer."""
+        return self._sender.is_finished
+
+
+# State -------------------------------------------------------------------------
+
+
+def has_begun(connection: QuicConnection) -> bool:
+    """
+    Whether a server's connection has accepted a packet of its client.
+    """
+    return connection._state is not QuicConnectionState.FIRSTFLIGHT  # noqa: SLF001
+
+
+def is_ending(connection: QuicConnection) -> bool:
+    """
+    Whether nothing is sent any more, save that the close was.
+    """
+    return connection._state in END_STATES  # noqa: SLF001
+
+
+def has_close_reason(connection: QuicConnection) -> bool:
+    """
+    Whether a close was asked for or received.
+    """
+    return connection._close_event is not None  # noqa: SLF001
+
+
+def close_reason(connection: QuicConnection) -> tuple[int, int | None, str, str]:
+    """
+    Say why a connection ended: error code, frame type, words, and who ended it.
+
+    The last is "peer", "self" or "idle".
+    """
+    event = connection._close_event  # noqa: SLF001
+    state = connection._state  # noqa: SLF001
+    if event is None:
+        return 0, None, "", "self"
+    if state is QuicConnectionState.DRAINING:
+        closed_by = "peer"
+    elif state is QuicConnectionState.TERMINATED and event.reason_phrase == "Idle timeout":
+        closed_by = "idle"
+    else:
+        closed_by = "self"
+    return int(event.error_code), event.frame_type, event.reason_phrase, closed_by
+
+
+def peer_max_datagram_bytes(connection: QuicConnection) -> int | None:
+    """
+    Read the peer's max_udp_payload_size, which aioquic checks and forgets.
+
+    None when it gave none, or its transport parameters have not come yet.
+    """
+    for kind, data in getattr(connection.tls, "received_extensions", None) or []:
+        if kind == ExtensionType.QUIC_TRANSPORT_PARAMETERS:
+            parameters = pull_quic_transport_parameters(Buffer(data=data))
+            return parameters.max_udp_payload_size
+    return None
+
+
+def limit_datagram_bytes(connection: QuicConnection, most_bytes: int) -> None:
+    """
+    Build no larger datagrams than this from now on.
+    """
+    connection._max_datagram_size = min(  # noqa: SLF001
+        connection._max_datagram_size,  # noqa: SLF001
+        most_bytes,
+    )
+
+
+# Reassembly --------------------------------------------------------------------
+
+_handle_frame = QuicStreamReceiver.handle_frame
+
+
+class ReceiveBufferProbes:
+    """
+    Fires the receive-buffer probes from where aioquic reassembles streams.
+
+    While nobody listens, aioquic runs untouched. While someone does, the method
+    that takes a STREAM (or CRYPTO) frame is wrapped:
+
+    - write: a frame's payload arrived at an offset, duplicates included;
+    - alloc: memory was set aside for it. In order it is the frame's own bytes
+      object; out of order the stream's buffer grew by so many bytes;
+    - pop: bytes were handed on, in order, to the application.
+
+    Args:
+        counters: Counted where fired.
+    """
+
+    def __init__(self, counters: ReceiveBufferCounters) -> None:
+        self.counters = counters
+        self.is_installed = False
+
+    def update(self, is_wanted: bool) -> None:  # noqa: FBT001
+        """
+        Wrap the method, or put aioquic's own back.
+        """
+        if is_wanted == self.is_installed:
+            return
+        self.is_installed = is_wanted
+        wrapper = self._make_wrapper() if is_wanted else _handle_frame
+        QuicStreamReceiver.handle_frame = wrapper  # type: ignore[method-assign]
+
+    def _make_wrapper(self) -> Any:
+        counters = self.counters
+        fire = _native.fire
+
+        def handle_frame(
+            receiver: QuicStreamReceiver, frame: QuicStreamFrame
+        ) -> StreamDataReceived | None:
+            offset = frame.offset
+            payload_bytes = len(frame.data)
+            start = receiver._buffer_start  # noqa: SLF001
+            held_bytes = len(receiver._buffer)  # noqa: SLF001
+            event = _handle_frame(receiver, frame)
+            if payload_bytes:
+                counters.write_count += 1
+                fire(RECEIVE_BUFFER_WRITE, offset, payload_bytes)
+            popped_bytes = len(event.data) if event is not None else 0
+            if popped_bytes == payload_bytes and not held_bytes and offset == start:
+                grown_bytes, grown_at = payload_bytes, offset
+            else:
+                # What is held now and what was handed on, less what was held before.
+                grown_bytes = len(receiver._buffer) + popped_bytes - held_bytes  # noqa: SLF001
+                grown_at = start + held_bytes
+            if grown_bytes > 0:
+                counters.alloc_count += 1
+                fire(RECEIVE_BUFFER_ALLOC, grown_at, grown_bytes)
+            if popped_bytes:
+                counters.pop_count += 1
+                fire(RECEIVE_BUFFER_POP, start, popped_bytes)
+            return event
+
+        return handle_frame
