@@ -23,13 +23,15 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from quiclab.errors import LabError, MachineError, UsageError
+from quiclab.evidence import RoleEvidence
 from quiclab.grants import Grant
 from quiclab.host import GitFacts, Host
+from quiclab.runner.base import PlaceFacts
 from quiclab.verdict import Verdict
 
 SCHEMA = 1
@@ -58,6 +60,16 @@ class RunnerFacts(BaseModel):
     details: Mapping[str, Any] = Field(default_factory=dict)
     notes: Sequence[str] = ()
 
+    @classmethod
+    def of(cls, place: PlaceFacts) -> Self:
+        """Keep what a place says of itself."""
+        return cls(
+            name=place.runner_name,
+            summary=place.summary,
+            details=dict(place.details),
+            notes=tuple(place.notes),
+        )
+
 
 class RoleFacts(BaseModel):
     """How one process of the run was started and how it ended."""
@@ -70,6 +82,17 @@ class RoleFacts(BaseModel):
     """Its exit code, 128 + n when signal n ended it; None when it is not known."""
     uptime_s: float | None = None
     is_killed_by_lab: bool = False
+
+    @classmethod
+    def of(cls, role: RoleEvidence) -> Self:
+        """Keep what is known of a role; its output goes into the logs."""
+        return cls(
+            command=role.command,
+            environment=dict(role.environment),
+            exit_status=role.exit_status,
+            uptime_s=role.uptime_s,
+            is_killed_by_lab=role.is_killed_by_lab,
+        )
 
 
 class Manifest(BaseModel):

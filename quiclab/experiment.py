@@ -1,15 +1,71 @@
 """
 The main path: a scenario goes in, a run folder comes out.
+
+`run` is the frame (folder, lock, signals, verdict), `_Run.tell` the story. The
+story speaks to roles through a `Place` and never knows whether these are
+containers, processes or a script for tests. Whatever happens, what was
+measured is collected, labelled and judged, and everything else is removed.
 """
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from quiclab.artifacts import Manifest
-from quiclab.errors import ExitCode, InterruptedRunError
-from quiclab.verdict import Verdict
+from quiclab import leftovers
+from quiclab.answers import ClientDescription, ClientProgress, ServerDescription
+from quiclab.artifacts import Manifest, State
+from quiclab.clock import Clock, SystemClock
+from quiclab.collect import collect, find_last_words, settle
+from quiclab.commands import (
+    CLIENT_CA,
+    TRACE,
+    client_command,
+    server_command,
+    tracer_command,
+    tracer_environment,
+)
+from quiclab.errors import (
+    ExitCode,
+    InterruptedRunError,
+    LabError,
+    RoleExitedError,
+    RunError,
+    UsageError,
+)
+from quiclab.evidence import Evidence, RoleEvidence, TracerEvidence
+from quiclab.grants import (
+    download_window_grant,
+    fit_download_window,
+    fit_upload_window,
+    list_grants,
+    upload_window_grant,
+)
+from quiclab.interrupts import Interruption, Interrupts
+from quiclab.observer import Observer, Phase, SilentObserver
+from quiclab.record import Record
+from quiclab.runner.base import CLIENT, SERVER, TRACER, Place, Runner
+from quiclab.scenario import Scenario
+from quiclab.trace.events import Trace
+from quiclab.trace.kernel import detect_kernel_probes
+from quiclab.trace.ndjson import TraceParser
+from quiclab.trace.script import check_against_kernel, load_script
+from quiclab.verdict import Verdict, judge
+from quiclab.wording import render_load, render_server, render_tracers
+
+ATTACH_LIMIT_S: Final = 30.0  # 29 probes take 0.7 s; 5 s were seen on a busy machine
+# bpftrace up to 0.23 announces its probes before it attaches them, and only a BEGIN
+# probe that prints shows that it has. A script without one is given this long.
+SILENT_ATTACH_S: Final = 3.0
+SETTLE_LIMIT_S: Final = 10.0  # closing takes three probe timeouts (RFC 9000, Section 10.2)
+POLL_S: Final = 0.1
+PROGRESS_S: Final = 0.25
+# A client ends a load that stalls or takes too long by itself (client/plan.py, 30 s and
+# the same rate); the lab's own limit is for a client that hangs.
+LOAD_GRACE_S: Final = 45.0
+SLOWEST_BYTES_PER_S: Final = 250_000
+CLIENT_INCOMPLETE: Final = 5  # the client's exit status when not all that was asked came
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +87,7 @@ class RunResult:
     manifest: Manifest
     verdict: Verdict
     exit_code: ExitCode
-    traces: Mapping[str, Any]
+    traces: Mapping[str, Trace]
     client: Mapping[str, Any] | None
     counters: Mapping[str, Any] | None
 
@@ -44,3 +100,367 @@ class RunInterruptedError(InterruptedRunError):
     def __init__(self, signal_name: str, *, result: RunResult) -> None:
         super().__init__(signal_name)
         self.result = result
+
+
+def run(
+    scenario: Scenario,
+    *,
+    runner: Runner,
+    output: Path,
+    observer: Observer | None = None,
+    clock: Clock | None = None,
+) -> RunResult:
+    """
+    Make one run and judge it.
+
+    A run that fails half way is a result too: its verdict is "invalid", and
+    its folder holds what was measured.
+
+    Args:
+        scenario: What is asked.
+        runner: Where it takes place.
+        output: The folder in which the run's folder is made.
+        observer: Hears about phases, progress and facts.
+        clock: Time; the fake runner brings its own.
+
+    Raises:
+        UsageError: What is asked makes no sense; nothing was made.
+        MachineError: It cannot be done here; nothing was made.
+        InterruptedRunError: INT or TERM came; a `RunInterruptedError` when a folder was made.
+    """
+    clock = clock or SystemClock()
+    evidence = Evidence(scenario=scenario, tracers=_plan_tracers(scenario))
+    record = Record(evidence, observer=observer or SilentObserver(), clock=clock)
+    with Interrupts() as interrupts:
+        story = _Run(evidence, record, runner, interrupts, clock)
+        story.check_machine()
+        with leftovers.register(record.run_id, runner_name=runner.name):
+            record.open(output)
+            failure: Exception | None = None
+            try:
+                story.tell()
+            except Interruption:
+                pass  # `interrupts` remembers which one; the record is labelled with it
+            except Exception as error:  # noqa: BLE001 - a fault of ours is labelled, then raised
+                failure = error
+                evidence.failure = _name_failure(error)
+            result = _conclude(evidence, record, failure, interrupts)
+    if failure is not None and not isinstance(failure, LabError):
+        raise failure
+    if interrupts.signal_name is not None:
+        raise RunInterruptedError(interrupts.signal_name, result=result)
+    return result
+
+
+class _Run:
+    """
+    One run, step by step. Evidence gathers in `evidence`, words go to `record`.
+    """
+
+    def __init__(
+        self,
+        evidence: Evidence,
+        record: Record,
+        runner: Runner,
+        interrupts: Interrupts,
+        clock: Clock,
+    ) -> None:
+        self._evidence = evidence
+        self._scenario = evidence.scenario
+        self._record = record
+        self._runner = runner
+        self._interrupts = interrupts
+        self._clock = clock
+
+    def check_machine(self) -> None:
+        """
+        Before anything exists: can it be done here, and did a dead run leave something?
+        """
+        self._record.begin(Phase.PREFLIGHT)
+        try:
+            with self._interrupts.allowed():
+                self._runner.preflight()
+                for tracer in self._evidence.tracers:
+                    check_against_kernel(tracer.script, detect_kernel_probes())
+        except Interruption as interruption:
+            raise InterruptedRunError(interruption.signal_name) from None
+        for line in self._runner.remove_leftovers():
+            self._record.note("clean", line)
+
+    def tell(self) -> None:
+        """
+        The story of one run. Leaving a block undoes what entering it did.
+        """
+        self._record.begin(Phase.PLACE)
+        with self._runner.open(
+            self._record.run_id,
+            max_mtu_bytes=self._scenario.max_mtu_bytes,
+            tracer_count=len(self._evidence.tracers),
+        ) as place:
+            self._note_place(place)
+            try:
+                server = self._start_server(place)
+                client = self._start_client(place, server)
+                self._fit_windows(place, server, client)
+                self._attach_tracers(place, server)
+                self._drive_load(place)
+                self._settle(place)
+            finally:
+                self._record.begin(Phase.COLLECT)
+                collect(place, self._evidence, self._clock)
+                self._record.begin(Phase.REMOVE)
+
+    def _note_place(self, place: Place) -> None:
+        self._evidence.place = place.facts
+        self._record.note("runner", place.facts.summary)
+        for note in place.facts.notes:
+            self._record.note("note", note)
+
+    def _start_server(self, place: Place) -> ServerDescription:
+        self._record.begin(Phase.SERVER)
+        self._start(place, SERVER, server_command(self._scenario, place))
+        server = ServerDescription.read(self._ask(place, SERVER, "describe"))
+        self._evidence.server = server
+        self._record.note("server", render_server(server))
+        if server.probes.provider_path is None:
+            raise RunError(f"the server carries no probes: {server.probes.note}")
+        return server
+
+    def _start_client(self, place: Place, server: ServerDescription) -> ClientDescription:
+        """Up to here no packet is sent: the client holds until it is told."""
+        self._record.begin(Phase.CLIENT)
+        upload_cap = fit_upload_window(self._scenario, server)
+        place.write(CLIENT, CLIENT_CA, server.certificate_pem.encode())
+        self._start(
+            place,
+            CLIENT,
+            client_command(
+                self._scenario,
+                place,
+                server,
+                window_cap_bytes=upload_cap or server.granted.window_cap_bytes,
+            ),
+        )
+        client = ClientDescription.read(self._ask(place, CLIENT, "describe"))
+        self._evidence.client = client
+        return client
+
+    def _fit_windows(
+        self, place: Place, server: ServerDescription, client: ClientDescription
+    ) -> None:
+        """
+        A burst that the receiver cannot hold is lost on loopback: no window is larger.
+        """
+        scenario, asked_bytes = self._scenario, server.granted.window_cap_bytes
+        rows = list_grants(scenario, server, client, sysctls=self._record.sysctls)
+        if scenario.direction != "upload":
+            cap_bytes = fit_download_window(server, client)
+            if cap_bytes is not None:
+                self._ask(place, SERVER, "configure", window_cap_bytes=cap_bytes)
+                rows.append(download_window_grant(asked_bytes, cap_bytes, client))
+        if scenario.direction != "download":
+            cap_bytes = fit_upload_window(scenario, server)
+            if cap_bytes is not None:
+                rows.append(upload_window_grant(asked_bytes, cap_bytes, server))
+        self._evidence.grants = rows
+
+    def _attach_tracers(self, place: Place, server: ServerDescription) -> None:
+        """
+        All start at once; each one's own record says when it is attached, and to how many.
+        """
+        self._record.begin(Phase.TRACER)
+        started_s = self._clock.now_s()
+        provider_path = place.provider_path_for_tracer(server.probes.provider_path or "")
+        environment = tracer_environment(self._scenario)
+        for tracer in self._evidence.tracers:
+            file_name = f"{tracer.script.name}.bt"
+            place.write(tracer.role, file_name, tracer.script.text.encode())
+            argv = tracer_command(
+                place, tracer.role, script_file=file_name, provider_path=provider_path
+            )
+            self._start(place, tracer.role, argv, environment)
+        for tracer in self._evidence.tracers:
+            with self._interrupts.allowed():
+                self._await_attached(place, tracer, deadline_s=started_s + ATTACH_LIMIT_S)
+        took_s = self._clock.now_s() - started_s
+        self._record.note(
+            "tracer", render_tracers(self._evidence.tracers, place.facts, took_s=took_s)
+        )
+
+    def _await_attached(self, place: Place, tracer: TracerEvidence, *, deadline_s: float) -> None:
+        announced_s: float | None = None
+        while True:
+            self._check_alive(place, tracer.role)
+            trace = _peek(place, tracer.role)
+            now_s = self._clock.now_s()
+            if trace.announced_probe_count is not None:
+                tracer.announced_probe_count = trace.announced_probe_count
+                announced_s = now_s if announced_s is None else announced_s
+                is_silent = not tracer.script.prints_at_begin
+                if trace.has_begun or (is_silent and now_s - announced_s >= SILENT_ATTACH_S):
+                    return
+            if now_s > deadline_s:
+                words = find_last_words(place.output(tracer.role)[1])
+                raise RunError(
+                    f"{tracer.script.name}: bpftrace did not attach within {ATTACH_LIMIT_S:.0f} s"
+                    + (f": {words}" if words else "")
+                )
+            self._clock.sleep(POLL_S)
+
+    def _drive_load(self, place: Place) -> None:
+        """
+        Both accounts begin at zero, the tracers' maps and the server's counters.
+        """
+        self._record.begin(Phase.LOAD)
+        self._record.note("load", render_load(self._scenario))
+        self._ask(place, SERVER, "reset")
+        self._ask(place, CLIENT, "start")
+        self._evidence.is_load_started = True
+        with self._interrupts.allowed():
+            status = self._await_client(place)
+        if status not in {0, CLIENT_INCOMPLETE}:
+            raise _exited(place, CLIENT, status)
+        self._evidence.is_load_complete = True
+
+    def _await_client(self, place: Place) -> int:
+        started_s = self._clock.now_s()
+        limit_s = _load_limit_s(self._scenario)
+        while True:
+            elapsed_s = self._clock.now_s() - started_s
+            self._say_progress(place, elapsed_s=elapsed_s)
+            try:
+                return place.wait(CLIENT, timeout_s=PROGRESS_S)
+            except TimeoutError:
+                pass  # it works on
+            for role in (SERVER, *(tracer.role for tracer in self._evidence.tracers)):
+                self._check_alive(place, role)
+            if elapsed_s > limit_s:
+                raise RunError(f"the client did not end within {limit_s:.0f} s and was stopped")
+
+    def _say_progress(self, place: Place, *, elapsed_s: float) -> None:
+        """
+        By time where a duration was given; else by bytes, which the client must be asked for.
+        """
+        duration_s, total_bytes = self._scenario.duration_s, self._scenario.total_bytes
+        by_time = 0.0 if duration_s is None else elapsed_s / duration_s
+        by_bytes = 0.0 if total_bytes is None else self._moved_bytes(place) / total_bytes
+        fraction = min(1.0, max(by_time, by_bytes))
+        left_s = elapsed_s / fraction - elapsed_s if fraction > 0 else duration_s
+        self._record.progress(fraction, left_s=left_s)
+
+    def _moved_bytes(self, place: Place) -> float:
+        try:
+            moved = ClientProgress.read(place.request(CLIENT, "report"))
+        except RoleExitedError:
+            return 0.0  # it has just ended, as the wait that follows will say
+        total_bytes = moved.bytes_received + moved.bytes_sent
+        return total_bytes / 2 if self._scenario.direction == "both" else total_bytes
+
+    def _settle(self, place: Place) -> None:
+        """
+        Wait until nothing moves any more, so that both accounts cover the same time.
+        """
+        self._record.begin(Phase.SETTLE)
+        with self._interrupts.allowed():
+            settle(place, self._evidence, self._clock, within_s=SETTLE_LIMIT_S)
+
+    def _start(
+        self, place: Place, role: str, argv: list[str], environment: Mapping[str, str] | None = None
+    ) -> None:
+        environment = environment or {}
+        self._evidence.roles[role] = RoleEvidence(command=argv, environment=environment)
+        place.start(role, argv, environment=environment)
+
+    def _ask(self, place: Place, role: str, op: str, **arguments: Any) -> Mapping[str, Any]:
+        with self._interrupts.allowed():
+            return place.request(role, op, **arguments)
+
+    def _check_alive(self, place: Place, role: str) -> None:
+        status = place.exit_status(role)
+        if status is not None:
+            raise _exited(place, role, status)
+
+
+def _plan_tracers(scenario: Scenario) -> list[TracerEvidence]:
+    """
+    One tracer for each script: `tracer`, `tracer-2` and so on.
+
+    Raises:
+        UsageError: There is no such script, or one is named twice.
+    """
+    scripts = [load_script(asked) for asked in scenario.scripts]
+    names = [script.name for script in scripts]
+    for asked, name in zip(scenario.scripts, names, strict=True):
+        if names.count(name) > 1:
+            raise UsageError(f"--script {asked} is given twice in one run; name each script once")
+    return [
+        TracerEvidence(role=TRACER if index == 1 else f"{TRACER}-{index}", script=script)
+        for index, script in enumerate(scripts, start=1)
+    ]
+
+
+def _peek(place: Place, role: str) -> Trace:
+    """What a tracer has written so far."""
+    parser = TraceParser()
+    with contextlib.suppress(FileNotFoundError):  # it has not opened its file yet
+        parser.feed(place.read(role, TRACE))
+    return parser.snapshot()
+
+
+def _load_limit_s(scenario: Scenario) -> float:
+    if scenario.duration_s is not None:
+        return scenario.duration_s + LOAD_GRACE_S
+    both_ways = 2 if scenario.direction == "both" else 1
+    return LOAD_GRACE_S + both_ways * (scenario.total_bytes or 0) / SLOWEST_BYTES_PER_S
+
+
+def _exited(place: Place, role: str, status: int) -> RoleExitedError:
+    return RoleExitedError(
+        role,
+        exit_status=status,
+        last_words=find_last_words(place.output(role)[1]),
+        after_s=place.uptime_s(role),
+    )
+
+
+def _name_failure(error: Exception) -> str:
+    if isinstance(error, LabError):
+        return str(error)
+    return f"internal error: {type(error).__name__}: {error}"
+
+
+def _find_exit_code(evidence: Evidence, failure: Exception | None, verdict: Verdict) -> ExitCode:
+    if evidence.interruption:
+        return InterruptedRunError(evidence.interruption).exit_code
+    if isinstance(failure, RoleExitedError) and failure.exit_status == ExitCode.MACHINE_CANNOT:
+        return ExitCode.MACHINE_CANNOT  # the role's own word for it
+    if isinstance(failure, LabError):
+        return failure.exit_code
+    return ExitCode.INTERNAL if failure is not None else verdict.exit_code
+
+
+def _conclude(
+    evidence: Evidence, record: Record, failure: Exception | None, interrupts: Interrupts
+) -> RunResult:
+    """
+    Judge what was measured and write it down.
+    """
+    record.begin(Phase.WRITE)
+    evidence.interruption = interrupts.signal_name or ""
+    verdict = judge(evidence)
+    state: State = "done"
+    if evidence.interruption:
+        state = "interrupted"
+    elif evidence.failure:
+        state = "failed"
+    manifest = record.close(state, verdict)
+    counters, client = evidence.counters, evidence.client_result
+    return RunResult(
+        directory=record.folder.path,
+        manifest=manifest,
+        verdict=verdict,
+        exit_code=_find_exit_code(evidence, failure, verdict),
+        traces={t.script.name: t.trace for t in evidence.tracers if t.trace is not None},
+        client=None if client is None else client.model_dump(mode="json"),
+        counters=None if counters is None else counters.model_dump(mode="json"),
+    )

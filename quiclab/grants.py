@@ -2,7 +2,20 @@
 Asked for and granted are two figures: one row for each, with the reason and the fix.
 """
 
+from collections.abc import Iterator, Mapping
+from typing import Final
+
 from pydantic import BaseModel, ConfigDict
+
+from quiclab.answers import ClientDescription, ServerDescription, SocketBuffer
+from quiclab.scenario import Scenario
+from quiclab.units import render_bytes
+
+# Of each byte of SO_RCVBUF as it reads back (twice what was set), the payload that
+# undrained datagrams fill before the kernel drops: the least ever measured
+# (client/holdable.py, Linux 6.18), for datagrams just larger than the kernel's block.
+HOLDABLE_SHARE_OF_READBACK: Final = 0.4
+LEAST_WINDOW_BYTES: Final = 16_384  # below two datagrams of the default MTU nothing moves
 
 
 class Grant(BaseModel):
@@ -26,3 +39,169 @@ class Grant(BaseModel):
     is_short: bool = False
     reason: str = ""
     fix: str = ""
+
+
+def list_grants(
+    scenario: Scenario,
+    server: ServerDescription,
+    client: ClientDescription,
+    *,
+    sysctls: Mapping[str, str],
+) -> list[Grant]:
+    """
+    Set what was asked beside what server and client say is in effect.
+
+    Args:
+        scenario: What was asked.
+        server: The server's description.
+        client: The client's description.
+        sysctls: Limits of the machine, by name; they give reasons.
+    """
+    granted = server.granted
+    return [
+        *_rings(server),
+        _socket_buffer(
+            "server SO_SNDBUF", granted.socket_send_buffer, "net.core.wmem_max", sysctls
+        ),
+        _socket_buffer(
+            "server SO_RCVBUF", granted.socket_receive_buffer, "net.core.rmem_max", sysctls
+        ),
+        _socket_buffer(
+            "client SO_SNDBUF", client.granted.socket_send_buffer, "net.core.wmem_max", sysctls
+        ),
+        _socket_buffer(
+            "client SO_RCVBUF", client.granted.socket_receive_buffer, "net.core.rmem_max", sysctls
+        ),
+        _switch("GSO", is_asked=scenario.is_gso_on, is_granted=granted.gso, server=server),
+        _switch("GRO", is_asked=scenario.is_gro_on, is_granted=granted.gro, server=server),
+        _switch("sendmmsg and recvmmsg", is_asked=True, is_granted=granted.mmsg, server=server),
+        _datagram(scenario, server),
+    ]
+
+
+def fit_download_window(server: ServerDescription, client: ClientDescription) -> int | None:
+    """
+    Window cap of each connection that the client's receive buffer can hold.
+
+    Every connection of the client has a socket of its own.
+
+    Returns:
+        The lower cap, or None when the server's own cap fits.
+    """
+    return _lower_cap(server.granted.window_cap_bytes, client.holdable_bytes)
+
+
+def fit_upload_window(scenario: Scenario, server: ServerDescription) -> int | None:
+    """
+    Window cap of each connection that the server's receive buffers can hold.
+
+    The connections share the sockets of the workers; which worker a connection
+    meets is chance, so the worst case (all on one) is what must fit.
+
+    Returns:
+        The lower cap, or None when the usual cap fits.
+    """
+    holdable_bytes = server.granted.holdable_bytes
+    if holdable_bytes is None:
+        buffer = server.granted.socket_receive_buffer
+        holdable_bytes = int(2 * buffer.granted_bytes * HOLDABLE_SHARE_OF_READBACK)
+    share_bytes = holdable_bytes // scenario.connection_count
+    return _lower_cap(server.granted.window_cap_bytes, share_bytes)
+
+
+def download_window_grant(asked_bytes: int, cap_bytes: int, client: ClientDescription) -> Grant:
+    """
+    The row that says that the server's window cap was lowered, and why.
+    """
+    buffer = client.granted.socket_receive_buffer
+    return Grant(
+        what="window cap of a download",
+        asked=_render_cap(asked_bytes),
+        granted=render_bytes(cap_bytes),
+        is_short=True,
+        reason="the client's receive buffer holds no more; what does not fit would be lost",
+        fix=f"sudo sysctl net.core.rmem_max={buffer.asked_bytes}" if buffer.asked_bytes else "",
+    )
+
+
+def upload_window_grant(asked_bytes: int, cap_bytes: int, server: ServerDescription) -> Grant:
+    """
+    The row that says that the client's window cap was lowered, and why.
+    """
+    buffer = server.granted.socket_receive_buffer
+    is_clamped = buffer.asked_bytes is not None and buffer.granted_bytes < buffer.asked_bytes
+    return Grant(
+        what="window cap of an upload",
+        asked=_render_cap(asked_bytes),
+        granted=render_bytes(cap_bytes),
+        is_short=True,
+        reason="the server's receive buffer holds no more; what does not fit would be lost",
+        fix=(
+            f"sudo sysctl net.core.rmem_max={buffer.asked_bytes}"
+            if is_clamped
+            else "--socket-buffer 8M"
+        ),
+    )
+
+
+def _render_cap(cap_bytes: int) -> str:
+    return render_bytes(cap_bytes) if cap_bytes else "no cap"
+
+
+def _lower_cap(cap_bytes: int, holdable_bytes: int) -> int | None:
+    if cap_bytes and holdable_bytes >= cap_bytes:
+        return None
+    return max(LEAST_WINDOW_BYTES, holdable_bytes)
+
+
+def _rings(server: ServerDescription) -> Iterator[Grant]:
+    rings = (("TX ring", server.granted.tx_ring), ("RX ring", server.granted.rx_ring))
+    for name, ring in rings:
+        noun = "message" if ring.entries == 1 else "messages"
+        yield Grant(
+            what=f"server {name}",
+            asked=render_bytes(ring.asked_bytes),
+            granted=f"{ring.entries:,} {noun} × {render_bytes(ring.payload_bytes)}",
+        )
+
+
+def _socket_buffer(
+    what: str, buffer: SocketBuffer, sysctl: str, sysctls: Mapping[str, str]
+) -> Grant:
+    asked_bytes, granted_bytes = buffer.asked_bytes, buffer.granted_bytes
+    granted = render_bytes(granted_bytes) + (", forced" if buffer.is_forced else "")
+    if asked_bytes is None or granted_bytes >= asked_bytes:
+        asked = None if asked_bytes is None else render_bytes(asked_bytes)
+        return Grant(what=what, asked=asked, granted=granted)
+    limit = sysctls.get(sysctl, "")
+    is_limit = limit.isdecimal() and int(limit) < asked_bytes
+    return Grant(
+        what=what,
+        asked=render_bytes(asked_bytes),
+        granted=granted,
+        is_short=True,
+        reason=f"{sysctl} is {limit}" if is_limit else "the kernel granted no more",
+        fix=f"sudo sysctl {sysctl}={asked_bytes}",
+    )
+
+
+def _switch(what: str, *, is_asked: bool, is_granted: bool, server: ServerDescription) -> Grant:
+    is_short = is_asked and not is_granted
+    reasons = [d.reason for d in server.degradations if d.what.lower() in what.lower()]
+    return Grant(
+        what=f"server {what}",
+        asked="on" if is_asked else "off",
+        granted="on" if is_granted else "off",
+        is_short=is_short,
+        reason="; ".join(reasons) if is_short else "",
+    )
+
+
+def _datagram(scenario: Scenario, server: ServerDescription) -> Grant:
+    asked_bytes, granted_bytes = scenario.datagram_bytes, server.granted.datagram_bytes
+    return Grant(
+        what="QUIC datagram",
+        asked=render_bytes(asked_bytes),
+        granted=render_bytes(granted_bytes),
+        is_short=granted_bytes < asked_bytes,
+    )

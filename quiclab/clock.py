@@ -1,0 +1,30 @@
+"""
+Time as the main path sees it, so that the fake runner can make it fly.
+"""
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """
+    A clock that never goes back, and a way to let it run.
+    """
+
+    def now_s(self) -> float:
+        """Seconds since some fixed instant."""
+
+    def sleep(self, duration_s: float) -> None:
+        """Wait."""
+
+
+class SystemClock:
+    """The real one."""
+
+    def now_s(self) -> float:
+        """Seconds of the monotonic clock."""
+        return time.monotonic()
+
+    def sleep(self, duration_s: float) -> None:
+        """Wait; a signal handler that raises ends it."""
+        time.sleep(duration_s)

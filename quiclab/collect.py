@@ -1,0 +1,155 @@
+"""
+The end of a run, whichever way it came: roles ended in order, everything fetched.
+
+Nothing here breaks off. What cannot be had is named in `Evidence.missing`, and
+the next thing is tried; every wait is bounded. The order matters: the client
+first, then the server's counters, then the tracers (their final maps cover the
+same window as the counters), the server last (its probes must not end before).
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from quiclab.answers import ClientResult, CounterReport
+from quiclab.clock import Clock
+from quiclab.commands import CLIENT_RESULT, SERVER_STATS, TRACE
+from quiclab.errors import LabError, RunError
+from quiclab.evidence import Evidence
+from quiclab.runner.base import CLIENT, SERVER, Place
+from quiclab.trace.ndjson import parse_trace
+
+CLIENT_END_S: Final = 3.0
+# bpftrace prints its final maps within 1.2 s of INT (0.17 and 0.23, measured).
+TRACER_END_S: Final = 5.0
+SERVER_END_S: Final = 5.0
+KILLED_END_S: Final = 3.0
+SETTLE_POLL_S: Final = 0.1
+EARLY_SETTLE_S: Final = 2.0
+
+
+def collect(place: Place, evidence: Evidence, clock: Clock) -> None:
+    """
+    End what still runs and fetch what there is.
+    """
+    end_role(place, evidence, CLIENT, within_s=CLIENT_END_S)
+    if evidence.counters is None or not evidence.counters.is_settled:
+        with attempt(evidence, "the server's counters"):
+            settle(place, evidence, clock, within_s=EARLY_SETTLE_S)
+    if SERVER in evidence.roles:
+        with attempt(evidence, "socket drops"):
+            evidence.socket_drops = place.socket_drops()
+    end_tracers(place, evidence)
+    end_role(place, evidence, SERVER, within_s=SERVER_END_S)
+    _fetch_results(place, evidence)
+    for role in evidence.roles:
+        _fetch_words(place, evidence, role)
+
+
+def settle(place: Place, evidence: Evidence, clock: Clock, *, within_s: float) -> None:
+    """
+    Read the server's counters until nothing can be counted any more.
+
+    The last reading is kept, settled or not.
+
+    Raises:
+        RunError: The server does not answer.
+    """
+    if SERVER not in evidence.roles:
+        return
+    deadline_s = clock.now_s() + within_s
+    while True:
+        evidence.counters = CounterReport.read(place.request(SERVER, "report"))
+        if evidence.counters.is_settled or clock.now_s() > deadline_s:
+            return
+        clock.sleep(SETTLE_POLL_S)
+
+
+@contextmanager
+def attempt(evidence: Evidence, what: str) -> Iterator[None]:
+    """
+    Try to get one thing; when it cannot be had, say so and go on.
+    """
+    try:
+        yield
+    except (LabError, OSError) as error:
+        evidence.missing.append(f"{what}: {error}")
+
+
+def end_tracers(place: Place, evidence: Evidence) -> None:
+    """
+    Ask all tracers to end at once, then wait for each and read what it left.
+    """
+    for tracer in evidence.tracers:
+        if tracer.role in evidence.roles:
+            with attempt(evidence, f"an orderly end of {tracer.role}"):
+                place.interrupt(tracer.role)
+    for tracer in evidence.tracers:
+        if tracer.role not in evidence.roles:
+            continue
+        end_role(place, evidence, tracer.role, within_s=TRACER_END_S, is_asked=True)
+        with attempt(evidence, f"the trace of {tracer.script.name}"):
+            tracer.raw_trace = place.read(tracer.role, TRACE)
+            tracer.trace = parse_trace(tracer.raw_trace.decode(errors="replace"))
+
+
+def end_role(
+    place: Place, evidence: Evidence, role: str, *, within_s: float, is_asked: bool = False
+) -> None:
+    """
+    End one role in order, by force when it does not listen, and note how it ended.
+    """
+    facts = evidence.roles.get(role)
+    if facts is None:
+        return
+    with attempt(evidence, f"an orderly end of {role}"):
+        if not is_asked and place.exit_status(role) is None:
+            place.interrupt(role)
+        try:
+            facts.exit_status = place.wait(role, timeout_s=within_s)
+        except TimeoutError:
+            facts.is_killed_by_lab = True
+            place.kill(role)
+            facts.exit_status = place.wait(role, timeout_s=KILLED_END_S)
+
+
+def find_last_words(stderr: str) -> str:
+    """
+    Choose the line of a role's stderr that tells most: its last error, else its last line.
+
+    bpftrace complains about memlock where the limit cannot be raised, and works.
+    """
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    lines = [line for line in lines if "memlock" not in line.lower()]
+    errors = [line for line in lines if line.startswith("ERROR")]
+    return (errors or lines or [""])[-1]
+
+
+def _fetch_results(place: Place, evidence: Evidence) -> None:
+    if evidence.is_load_started:
+        with attempt(evidence, "the client's result"):
+            evidence.client_result = ClientResult.read(_read_json(place, CLIENT, CLIENT_RESULT))
+    if evidence.counters is None and evidence.is_load_started:
+        # It stopped answering, and may still have written what it counted as it ended.
+        with attempt(evidence, "the server's own statistics"):
+            evidence.counters = CounterReport.read(_read_json(place, SERVER, SERVER_STATS))
+
+
+def _read_json(place: Place, role: str, name: str) -> dict[str, Any]:
+    try:
+        value = json.loads(place.read(role, name))
+    except FileNotFoundError as error:
+        raise RunError(f"{role} left no {name}") from error
+    except ValueError as error:
+        raise RunError(f"{name} of {role} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise RunError(f"{name} of {role} holds no JSON object")
+    return value
+
+
+def _fetch_words(place: Place, evidence: Evidence, role: str) -> None:
+    facts = evidence.roles[role]
+    with attempt(evidence, f"the output of {role}"):
+        facts.stdout, facts.stderr = place.output(role)
+        facts.uptime_s = round(place.uptime_s(role), 3)

@@ -1,0 +1,68 @@
+"""
+What a run has measured so far. The main path fills it, the verdict reads it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from quiclab.answers import ClientDescription, ClientResult, CounterReport, ServerDescription
+from quiclab.grants import Grant
+from quiclab.runner.base import PlaceFacts
+from quiclab.scenario import Scenario
+from quiclab.trace.events import Trace
+from quiclab.trace.script import Script
+
+
+@dataclass(slots=True)
+class RoleEvidence:
+    """
+    One process of the run: how it was started, how it ended, what it said.
+    """
+
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    exit_status: int | None = None
+    uptime_s: float | None = None
+    is_killed_by_lab: bool = False
+    stdout: str = ""
+    stderr: str = ""
+
+
+@dataclass(slots=True)
+class TracerEvidence:
+    """
+    One tracer: the script it ran, what it announced and what it left.
+    """
+
+    role: str
+    script: Script
+    announced_probe_count: int | None = None
+    raw_trace: bytes | None = None
+    trace: Trace | None = None
+
+
+@dataclass(slots=True)
+class Evidence:
+    """
+    All of it. None and empty mean: the run did not come that far.
+    """
+
+    scenario: Scenario
+    tracers: Sequence[TracerEvidence]
+    place: PlaceFacts | None = None
+    server: ServerDescription | None = None
+    client: ClientDescription | None = None
+    grants: Sequence[Grant] = ()
+    counters: CounterReport | None = None
+    client_result: ClientResult | None = None
+    socket_drops: Mapping[str, Any] = field(default_factory=dict)
+    roles: dict[str, RoleEvidence] = field(default_factory=dict)
+    is_load_started: bool = False
+    is_load_complete: bool = False
+    failure: str = ""
+    """Why the run ended before its time, one line."""
+    interruption: str = ""
+    """The signal that ended it, or ""."""
+    missing: list[str] = field(default_factory=list)
+    """What could not be collected, one line each."""

@@ -1,0 +1,203 @@
+"""
+Writing a run down: from evidence to the files of its folder.
+"""
+
+import hashlib
+import secrets
+import string
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from quiclab.answers import Answer
+from quiclab.artifacts import (
+    Manifest,
+    RoleFacts,
+    RunFolder,
+    RunnerFacts,
+    State,
+    render_folder_name,
+)
+from quiclab.clock import Clock
+from quiclab.evidence import Evidence, TracerEvidence
+from quiclab.host import collect_git, collect_host
+from quiclab.observer import Observer, Phase
+from quiclab.trace.document import trace_to_json
+from quiclab.trace.text import render_maps
+from quiclab.units import render_size
+from quiclab.verdict import Verdict
+
+_ID_LETTERS: Final = string.ascii_lowercase + string.digits
+_ID_LENGTH: Final = 4
+HISTOGRAMS_SCHEMA: Final = 1
+
+
+class Record:
+    """
+    One run on paper: its name, its folder, how long each phase took.
+    """
+
+    def __init__(self, evidence: Evidence, *, observer: Observer, clock: Clock) -> None:
+        self.started_at = datetime.now(UTC)
+        self.short_id = "".join(secrets.choice(_ID_LETTERS) for _ in range(_ID_LENGTH))
+        self.run_id = f"{self.started_at:%Y%m%dT%H%M%SZ}-{self.short_id}"
+        self.durations_s: dict[str, float] = {}
+        self._evidence = evidence
+        self._observer = observer
+        self._clock = clock
+        self._phase: Phase | None = None
+        self._phase_started_s = 0.0
+        self._folder: RunFolder | None = None
+        # Asked before the load, so that the load average is not the run's own.
+        self._host = collect_host()
+        self._git = collect_git(Path(__file__).parent)
+
+    @property
+    def sysctls(self) -> Mapping[str, str]:
+        """Limits of this machine as they were when the run began."""
+        return self._host.sysctls
+
+    @property
+    def folder(self) -> RunFolder:
+        """The run's folder; `open` was called."""
+        if self._folder is None:
+            raise RuntimeError("the record has no folder before it is opened")
+        return self._folder
+
+    @property
+    def phase(self) -> str:
+        """The running phase."""
+        return "" if self._phase is None else self._phase.value
+
+    def begin(self, phase: Phase) -> None:
+        """The phase before has ended; this one begins."""
+        self._end_phase()
+        self._phase, self._phase_started_s = phase, self._clock.now_s()
+        self._observer.phase_started(phase)
+
+    def note(self, label: str, text: str) -> None:
+        """One fact for the reader."""
+        self._observer.note(label, text)
+
+    def progress(self, fraction: float, *, left_s: float | None) -> None:
+        """How far the running phase is."""
+        self._observer.progress(fraction, left_s=left_s)
+
+    def open(self, output: Path) -> None:
+        """
+        Make the folder, with a manifest that says "running".
+
+        Raises:
+            UsageError: The output is a file.
+            MachineError: The folder cannot be made.
+        """
+        scenario = self._evidence.scenario
+        name = render_folder_name(
+            started_at=self.started_at,
+            scripts=[tracer.script.name for tracer in self._evidence.tracers],
+            buffer=render_size(scenario.tx_buffer_bytes),
+            short_id=self.short_id,
+        )
+        self._folder = RunFolder.create(output, name)
+        self.folder.write_manifest(self._manifest("running", verdict=None))
+
+    def close(self, state: State, verdict: Verdict) -> Manifest:
+        """
+        Write everything that was measured, the final manifest last.
+        """
+        self._write_traces()
+        for name, answer in (
+            ("server.json", self._evidence.counters),
+            ("client.json", self._evidence.client_result),
+        ):
+            if answer is not None:
+                self.folder.write_json(name, answer.model_dump(mode="json"))
+        for role, facts in self._evidence.roles.items():
+            self.folder.write(f"logs/{role}.stdout", facts.stdout)
+            self.folder.write(f"logs/{role}.stderr", facts.stderr)
+        self._end_phase()
+        manifest = self._manifest(state, verdict=verdict)
+        self.folder.write_manifest(manifest)
+        if not self.folder.point_latest():
+            self.note("note", f"{self.folder.path.parent}/latest is not ours and was left alone")
+        return manifest
+
+    def _end_phase(self) -> None:
+        if self._phase is not None:
+            took_s = self._clock.now_s() - self._phase_started_s
+            self.durations_s[self._phase.value] = round(took_s, 4)
+            self._phase = None
+
+    def _write_traces(self) -> None:
+        tracers = self._evidence.tracers
+        for tracer in tracers:
+            if tracer.raw_trace is not None:
+                is_alone = len(tracers) == 1
+                name = "trace.jsonl" if is_alone else f"trace-{tracer.script.name}.jsonl"
+                self.folder.write(name, tracer.raw_trace)
+        parsed = [tracer for tracer in tracers if tracer.trace is not None]
+        if parsed:
+            self.folder.write_json("histograms.json", _parsed_maps(parsed))
+            self.folder.write("trace.txt", _maps_as_text(parsed))
+
+    def _manifest(self, state: State, *, verdict: Verdict | None) -> Manifest:
+        evidence = self._evidence
+        place = evidence.place
+        versions = {} if place is None else dict(place.versions)
+        for answer in (evidence.server, evidence.client):
+            versions |= {} if answer is None else answer.versions
+        details = {} if place is None else dict(place.details)
+        return Manifest(
+            run_id=self.run_id,
+            state=state,
+            reason=evidence.failure or evidence.interruption,
+            label=evidence.scenario.label,
+            started_at=self.started_at,
+            ended_at=None if state == "running" else datetime.now(UTC),
+            asked=evidence.scenario.model_dump(mode="json", by_alias=True),
+            granted=evidence.grants,
+            server=_described(evidence.server),
+            client=_described(evidence.client),
+            runner=None if place is None else RunnerFacts.of(place),
+            roles={role: RoleFacts.of(facts) for role, facts in evidence.roles.items()},
+            scripts={
+                tracer.script.name: hashlib.sha256(tracer.script.text.encode()).hexdigest()
+                for tracer in evidence.tracers
+            },
+            versions=versions,
+            host=self._host,
+            image_digest=details.get("image_digest"),
+            git=self._git,
+            durations_s=self.durations_s,
+            socket_drops=evidence.socket_drops,
+            verdict=verdict,
+        )
+
+
+def _described(answer: Answer | None) -> Mapping[str, Any] | None:
+    """A description as it came, without the certificate: it is long and of one run only."""
+    if answer is None:
+        return None
+    return answer.model_dump(mode="json", exclude={"certificate_pem"})
+
+
+def _parsed_maps(tracers: Sequence[TracerEvidence]) -> dict[str, Any]:
+    return {
+        "schema": HISTOGRAMS_SCHEMA,
+        "scripts": {
+            tracer.script.name: trace_to_json(tracer.trace)
+            for tracer in tracers
+            if tracer.trace is not None
+        },
+    }
+
+
+def _maps_as_text(tracers: Sequence[TracerEvidence]) -> str:
+    """The maps as bpftrace prints them; of several scripts each under its name."""
+    parts = []
+    for tracer in tracers:
+        if tracer.trace is not None:
+            head = f"{tracer.script.name}:\n" if len(tracers) > 1 else ""
+            parts.append(head + render_maps(tracer.trace.maps.values()))
+    return "\n".join(parts)
