@@ -3,14 +3,11 @@ What the load consists of: which streams on which connection, how much on each. 
 """
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Literal
+
+from client.progress import DEFAULT_LIMITS, Limits
 
 Direction = Literal["download", "upload", "both"]
-
-# A load that moves is given the time it needs at this rate, and one that does not
-# move is ended long before. A stock aioquic pair moves 25 MB/s on one slow core.
-SLOWEST_BYTES_PER_S: Final = 250_000
-GRACE_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +60,9 @@ def plan_streams(
     return plans
 
 
-def time_limit_s(plans: list[list[StreamPlan]], *, duration_s: float | None) -> float:
+def time_limit_s(
+    plans: list[list[StreamPlan]], *, duration_s: float | None, limits: Limits = DEFAULT_LIMITS
+) -> float:
     """
     How long a load may take in all, even while it moves.
 
@@ -71,11 +70,11 @@ def time_limit_s(plans: list[list[StreamPlan]], *, duration_s: float | None) -> 
     broken. A load with a duration ends by that, whatever is left.
     """
     if duration_s is not None:
-        return duration_s + GRACE_S
+        return duration_s + limits.grace_s
     total_bytes = sum(
         (plan.receive_bytes or 0) + (plan.send_bytes or 0) for streams in plans for plan in streams
     )
-    return GRACE_S + total_bytes / SLOWEST_BYTES_PER_S
+    return limits.grace_s + total_bytes / limits.slowest_bytes_per_s
 
 
 def _share_out(total_bytes: int | None, count: int) -> list[int | None]:

@@ -5,9 +5,27 @@ Tells a load that stands still from one that is merely slow. Pure.
 from dataclasses import dataclass, field
 from typing import Final
 
-# aioquic's probe timeout doubles with each loss; four probes in a row that are lost
-# take about 3 s on loopback. Nothing at all for three times that is no bad luck.
-STALL_S: Final = 10.0
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """
+    How patient a load is.
+
+    Args:
+        stall_s: How long nothing at all may move. aioquic's probe timeout doubles with
+            each loss; four lost probes in a row take about 3 s on loopback, and nothing
+            for three times that is no bad luck.
+        grace_s: What every load gets, handshakes and ends included.
+        slowest_bytes_per_s: A load that moves gets the time that this rate takes. A
+            stock aioquic pair moves 25 MB/s on one slow core.
+    """
+
+    stall_s: float = 10.0
+    grace_s: float = 30.0
+    slowest_bytes_per_s: float = 250_000.0
+
+
+DEFAULT_LIMITS: Final = Limits()
 
 
 @dataclass(slots=True)
@@ -21,7 +39,7 @@ class StallWatch:
     """
 
     began_s: float
-    limit_s: float = STALL_S
+    limit_s: float = DEFAULT_LIMITS.stall_s
     _progress: int = field(default=-1, init=False)
     _moved_s: float = field(init=False)
 

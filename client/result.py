@@ -20,12 +20,14 @@ class LoadCost:
 
     Args:
         load_s: From the first stream's opening to the last one's end.
-        cpu_user_s: CPU time of this process meanwhile.
+        wall_s: From the start, handshakes included, to the end of the last connection.
+        cpu_user_s: CPU time of this process in `wall_s`.
         cpu_system_s: The same, in the kernel.
         dropped_datagram_count: What this client's sockets had no room for.
     """
 
     load_s: float
+    wall_s: float
     cpu_user_s: float
     cpu_system_s: float
     dropped_datagram_count: int
@@ -50,9 +52,9 @@ def describe_bottleneck(cost: LoadCost) -> str:
     """
     cpu_s = cost.cpu_user_s + cost.cpu_system_s
     notes = []
-    if cost.load_s > 0 and cpu_s / cost.load_s >= BUSY_SHARE:
+    if cost.wall_s > 0 and cpu_s / cost.wall_s >= BUSY_SHARE:
         notes.append(
-            f"the client used {cpu_s / cost.load_s:.2f} of one core, so it may be what limits"
+            f"the client used {cpu_s / cost.wall_s:.2f} of one core, so it may be what limits"
         )
     if cost.dropped_datagram_count:
         notes.append(
@@ -104,6 +106,7 @@ def render_result(
         ],
         "streams": streams,
         "closes": [_render_close(session) for session in sessions],
+        "wall_s": round(cost.wall_s, 6),
         "cpu_user_s": round(cost.cpu_user_s, 6),
         "cpu_system_s": round(cost.cpu_system_s, 6),
         "socket_drop_count": cost.dropped_datagram_count,

@@ -83,7 +83,7 @@ class Session:
         is_content_verified: bool,
         began_s: float,
     ) -> None:
-        self._connection = connection
+        self.connection = connection
         self._feed = ContentFeed(connection)
         self._is_content_verified = is_content_verified
         self._waiting = deque(plans)
@@ -143,23 +143,28 @@ class Session:
         """
         self._feed.produce(window_bytes)
 
-    def observe(self, now_s: float) -> None:
+    def observe(self, now_s: float) -> bool:
         """
         Look at what brings no event: acknowledged uploads, an error found on our side.
 
         To be called once per turn of the loop. Closes the connection when all is done.
+
+        Returns:
+            Whether the connection has something new to send.
         """
-        if self.close is None and has_close_reason(self._connection):
+        if self.close is None and has_close_reason(self.connection):
             self._is_closing = True
-            if is_ending(self._connection):
+            if is_ending(self.connection):
                 self._note_close()
         if self._is_closing:
-            return
+            return False
+        opened_count = len(self.streams)
         for stream in list(self._uploads.values()):
             if stream.upload is not None:
                 self._note_acknowledged(stream, stream.upload, now_s)
         if self.is_complete:
             self.end("load complete")
+        return self._is_closing or len(self.streams) > opened_count
 
     def stop(self, now_s: float) -> None:
         """
@@ -169,7 +174,7 @@ class Session:
         for stream in self._open.values():
             if stream.plan.receive_bytes != 0 and stream.ended_by == "none":
                 stream.is_stopped = True
-                self._connection.stop_stream(stream.stream_id, 0)
+                self.connection.stop_stream(stream.stream_id, 0)
             self._feed.finish(stream.stream_id)
         self.observe(now_s)
 
@@ -180,7 +185,7 @@ class Session:
         if not self._is_closing:
             self._is_closing = True
             self._feed.clear()
-            self._connection.close(error_code=error_code, reason_phrase=reason)
+            self.connection.close(error_code=error_code, reason_phrase=reason)
 
     def find_error(self) -> str:
         """
@@ -198,16 +203,16 @@ class Session:
     def _open_streams(self, now_s: float) -> None:
         while self._waiting and len(self._open) < OPEN_STREAM_LIMIT:
             plan = self._waiting.popleft()
-            stream_id = self._connection.get_next_available_stream_id()
+            stream_id = self.connection.get_next_available_stream_id()
             asked_bytes = ENDLESS if plan.receive_bytes is None else plan.receive_bytes
             stream = StreamLoad(stream_id=stream_id, plan=plan, opened_s=now_s)
             has_upload = plan.send_bytes != 0
-            self._connection.send_stream_data(
+            self.connection.send_stream_data(
                 stream_id, encode_header(asked_bytes), end_stream=not has_upload
             )
             if has_upload:
                 self._feed.add(stream_id, length_bytes=plan.send_bytes)
-                stream.upload = SendProgress(self._connection, stream_id)
+                stream.upload = SendProgress(self.connection, stream_id)
                 self._uploads[stream_id] = stream
             self.streams.append(stream)
             self._open[stream_id] = stream
@@ -287,7 +292,7 @@ class Session:
         """
         Keep why the connection ended, at the first moment that it is known.
         """
-        error_code, frame_type, reason, closed_by = close_reason(self._connection)
+        error_code, frame_type, reason, closed_by = close_reason(self.connection)
         self.close = Close(
             connection=self.index,
             error_code=error_code,

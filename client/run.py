@@ -1,0 +1,211 @@
+"""
+A load that was started: its connections, its deadlines and its end.
+"""
+
+import platform
+import resource
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Any, Final
+
+from aioquic.quic.configuration import QuicConfiguration
+from aioquic.quic.connection import QuicConnection
+
+from client.plan import plan_streams, time_limit_s
+from client.progress import Limits, StallWatch
+from client.result import LoadCost, find_load_span, render_result
+from client.session import Session
+from client.settings import Settings
+from client.sockets import count_drops, server_address
+from server.endpoint import Endpoint
+from server.loop import Loop
+
+# How long the closing of connections may take; it is one datagram each.
+CLOSE_S: Final = 1.0
+# A signal that comes just before the loop begins to wait is noticed when that ends.
+LONGEST_WAIT_S: Final = 0.25
+# The load's own error code when it gives up; 0 is a load that came to its end.
+GIVEN_UP_CODE: Final = 1
+
+
+class Run:
+    """
+    A load that was started.
+
+    Args:
+        settings: What was asked.
+        configuration: Of every connection.
+        loop: Who drives the endpoints.
+        endpoints: One for each connection.
+        limits: How patient it is.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        configuration: QuicConfiguration,
+        *,
+        loop: Loop,
+        endpoints: Sequence[Endpoint],
+        limits: Limits,
+    ) -> None:
+        self._settings = settings
+        self._loop = loop
+        self._endpoints = endpoints
+        self._began_s = loop.now_s()
+        self._cpu = _cpu_times()
+        self._watch = StallWatch(began_s=self._began_s, limit_s=limits.stall_s)
+        self._stop_at_s: float | None = None
+        self._is_stopped = False
+        self._reason = ""
+        self._given_up_s = float("inf")
+        self._plans = plan_streams(
+            direction=settings.direction,
+            connection_count=settings.connection_count,
+            stream_count=settings.stream_count,
+            receive_bytes=settings.receive_bytes,
+            send_bytes=settings.send_bytes,
+        )
+        self._limit_s = time_limit_s(self._plans, duration_s=settings.duration_s, limits=limits)
+        self._sessions: list[Session] = []
+        for endpoint in endpoints:
+            endpoint.connect(server_address(settings), configuration, self._make_session)
+
+    def _make_session(self, connection: QuicConnection) -> Session:
+        index = len(self._sessions)
+        session = Session(
+            connection,
+            index=index,
+            plans=self._plans[index],
+            is_content_verified=self._settings.is_content_verified,
+            began_s=self._began_s,
+        )
+        self._sessions.append(session)
+        return session
+
+    def turn(self) -> bool:
+        """
+        Turn once and look at every connection; False when all have ended.
+        """
+        now_s = self._loop.now_s()
+        wait_s = min(LONGEST_WAIT_S, self._next_deadline_s() - now_s)
+        self._loop.turn(most_wait_s=max(0.0, wait_s))
+        now_s = self._loop.now_s()
+        for session, endpoint in zip(self._sessions, self._endpoints, strict=True):
+            if session.observe(now_s):
+                endpoint.touch(session.connection)
+        if all(session.is_over for session in self._sessions):
+            return False
+        self._keep_time(now_s)
+        return now_s < self._given_up_s + CLOSE_S
+
+    def give_up(self, reason: str) -> None:
+        """
+        Close all connections; the load counts as failed.
+        """
+        if self._reason:
+            return
+        self._reason = reason
+        self._given_up_s = self._loop.now_s()
+        for session, endpoint in zip(self._sessions, self._endpoints, strict=True):
+            session.end(reason, error_code=GIVEN_UP_CODE)
+            endpoint.touch(session.connection)
+
+    def report(self) -> dict[str, Any]:
+        """
+        How far it is.
+        """
+        return {
+            "bytes_received": self._received_bytes(),
+            "bytes_sent": self._sent_bytes(),
+            "elapsed_s": round(self._loop.now_s() - self._began_s, 3),
+            "open_count": sum(not session.is_over for session in self._sessions),
+        }
+
+    def result(self, granted: dict[str, Any]) -> dict[str, Any]:
+        """
+        How it went, once it is over.
+        """
+        now_s = self._loop.now_s()
+        first_s, last_s = find_load_span(self._sessions, now_s=now_s)
+        user_s, system_s = _cpu_times()
+        errors = (session.find_error() for session in self._sessions)
+        return render_result(
+            self._sessions,
+            reason=self._reason or next((error for error in errors if error), ""),
+            cost=LoadCost(
+                load_s=last_s - first_s,
+                wall_s=now_s - self._began_s,
+                cpu_user_s=user_s - self._cpu[0],
+                cpu_system_s=system_s - self._cpu[1],
+                dropped_datagram_count=sum(
+                    count_drops(endpoint.udp.sock) for endpoint in self._endpoints
+                ),
+            ),
+            granted=granted,
+            versions=collect_versions(),
+        )
+
+    def _keep_time(self, now_s: float) -> None:
+        """
+        Stop when time is up; give up when nothing moves, or when it takes far too long.
+        """
+        if self._stop_at_s is None and self._settings.duration_s is not None:
+            openings = [one.handshake_s for one in self._sessions if one.handshake_s is not None]
+            if openings:
+                self._stop_at_s = min(openings) + self._settings.duration_s
+        if self._stop_at_s is not None and now_s >= self._stop_at_s and not self._is_stopped:
+            self._is_stopped = True
+            for session, endpoint in zip(self._sessions, self._endpoints, strict=True):
+                session.stop(now_s)
+                endpoint.touch(session.connection)
+        progress = sum(session.progress for session in self._sessions)
+        if self._watch.note(progress, now_s=now_s):
+            self.give_up(self._describe_stall(now_s))
+        elif now_s >= self._began_s + self._limit_s:
+            self.give_up(
+                f"too slow: {self._describe_amount()} in {now_s - self._began_s:.1f} s, and still "
+                f"moving; the limit for this much is {self._limit_s:.0f} s"
+            )
+
+    def _next_deadline_s(self) -> float:
+        deadline_s = min(self._watch.deadline_s, self._began_s + self._limit_s)
+        if self._stop_at_s is not None and not self._is_stopped:
+            deadline_s = min(deadline_s, self._stop_at_s)
+        return min(deadline_s, self._given_up_s + CLOSE_S)
+
+    def _describe_stall(self, now_s: float) -> str:
+        still_s = self._watch.still_s(now_s)
+        waiting = [session for session in self._sessions if session.handshake_s is None]
+        if waiting:
+            where = f"{self._settings.ip}:{self._settings.port}"
+            return (
+                f"no answer from {where}: {len(waiting)} of {len(self._sessions)} connections "
+                f"had no handshake after {still_s:.1f} s"
+            )
+        return f"stalled: nothing moved for {still_s:.1f} s after {self._describe_amount()}"
+
+    def _describe_amount(self) -> str:
+        asked_bytes = (self._settings.receive_bytes or 0) + (self._settings.send_bytes or 0)
+        moved_bytes = self._received_bytes() + self._sent_bytes()
+        return (
+            f"{moved_bytes:,} of {asked_bytes:,} bytes" if asked_bytes else f"{moved_bytes:,} bytes"
+        )
+
+    def _received_bytes(self) -> int:
+        return sum(session.received_bytes for session in self._sessions)
+
+    def _sent_bytes(self) -> int:
+        return sum(session.sent_bytes for session in self._sessions)
+
+
+def collect_versions() -> dict[str, str]:
+    """
+    Versions of what takes part in a load.
+    """
+    return {"python": platform.python_version(), "aioquic": version("aioquic")}
+
+
+def _cpu_times() -> tuple[float, float]:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime, usage.ru_stime
