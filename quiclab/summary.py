@@ -1,0 +1,195 @@
+"""
+A run's result in lines for people: pure, label first, units always, folder last.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from quiclab.answers import ClientResult
+from quiclab.grants import Grant
+from quiclab.histogram import LABEL_WIDTH, Histogram, render_bar, render_histogram
+from quiclab.scenario import Scenario
+from quiclab.trace.events import MapSnapshot, Trace
+from quiclab.trace.script import MapNote, Script
+from quiclab.trace.text import render_maps
+from quiclab.verdict import Verdict
+from quiclab.wording import render_count, render_load
+
+if TYPE_CHECKING:
+    from quiclab.experiment import RunResult
+
+LABEL_COLUMN: Final = 10
+_BAR_WIDTH: Final = 36
+_HEADING_WIDTH: Final = 58  # columns of a map's name and meaning, before its total
+_MOST_LINES: Final = 24  # of a map that is no histogram; the rest stands in trace.txt
+_BUSY_SHARE: Final = 0.9  # of one core, from which on a process is called the limit
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """
+    One fact.
+
+    Args:
+        label: First column; "" continues the line before.
+        text: The fact.
+        tone: "good", "doubtful" or "bad" colours the first word; "" does not.
+        is_preformatted: A table row: never wrapped, and without a label column.
+    """
+
+    label: str
+    text: str
+    tone: str = ""
+    is_preformatted: bool = False
+
+
+def render_result(
+    result: "RunResult", scenario: Scenario, scripts: Sequence[Script], *, is_verbose: bool
+) -> Iterator[Line]:
+    """
+    Everything worth a look, in reading order; the verdict near the end.
+    """
+    if result.client is not None:
+        yield Line("load", render_load(scenario, ClientResult.read(result.client)))
+    for script in scripts:
+        trace = result.traces.get(script.name)
+        if trace is not None:
+            yield from render_trace(trace, script, direction=scenario.direction)
+    yield Line("", "")
+    yield from render_grants(result.manifest.granted, is_verbose=is_verbose)
+    limit = render_limit(result.client, result.counters)
+    if limit:
+        yield Line("limit", limit)
+    yield from render_verdict(result.verdict)
+
+
+def render_trace(trace: Trace, script: Script, *, direction: str) -> Iterator[Line]:
+    """
+    Every map of one tracer: first those the header explains, in its order.
+    """
+    maps = trace.maps
+    notes = {note.name: note for note in script.maps}
+    for name in dict.fromkeys([*notes, *maps]):
+        note = notes.get(name)
+        snapshot = maps.get(name)
+        if snapshot is not None:
+            yield from render_map(snapshot, note)
+        elif note is not None and note.is_filled_by(direction):
+            yield Line("", "")
+            yield _row(f"{_heading(name, note)}  0 events, no probe of it fired")
+
+
+def render_map(snapshot: MapSnapshot, note: MapNote | None) -> Iterator[Line]:
+    """
+    One map: a heading with its meaning and its total, then its rows.
+    """
+    count = snapshot.event_count
+    total = "" if count is None else f"  {render_count(count, 'event')}"
+    yield Line("", "")
+    yield _row(f"{_heading(snapshot.name, note)}{total}")
+    if not snapshot.is_keyed and isinstance(snapshot.value, Histogram):
+        for text in render_rows(snapshot.value):
+            yield _row(text)
+        return
+    lines = render_maps([snapshot]).splitlines()
+    for text in lines[:_MOST_LINES]:
+        yield _row(text)
+    if len(lines) > _MOST_LINES:
+        yield _row(f"... and {len(lines) - _MOST_LINES} more lines in trace.txt")
+
+
+def render_rows(histogram: Histogram) -> Iterator[str]:
+    """
+    Bucket, count, bar and share, a line each; labels as bpftrace writes them.
+    """
+    largest_count = max((bucket.count for bucket in histogram.buckets), default=0)
+    count_width = max(8, len(f"{largest_count:,}"))
+    labels = [line[:LABEL_WIDTH] for line in render_histogram(histogram).splitlines()]
+    for label, bucket in zip(labels, histogram.buckets, strict=True):
+        bar = render_bar(bucket.count, largest_count=largest_count, width=_BAR_WIDTH)
+        share = 100 * bucket.count / histogram.total_count if histogram.total_count else 0.0
+        # A bucket that is not empty never reads 0 %.
+        shown = "< 1 %" if 0 < share < 1 else f"{share:3.0f} %"
+        yield f"{label}{bucket.count:>{count_width},} |{bar}| {shown}"
+
+
+def render_grants(grants: Sequence[Grant], *, is_verbose: bool) -> Iterator[Line]:
+    """
+    Asked and granted side by side; what fell short comes with its reason and its fix.
+
+    What was not asked for and is the machine's default stays out, unless verbose.
+    """
+    for grant in grants:
+        if grant.asked is None:
+            if is_verbose:
+                yield Line("granted", f"{grant.what}: {grant.granted}, the default")
+        elif not grant.is_short:
+            yield Line("granted", f"{grant.what}: {grant.granted} for {grant.asked} asked")
+        else:
+            because = f": {grant.reason}" if grant.reason else ""
+            text = f"{grant.what}: {grant.granted} of {grant.asked} asked{because}"
+            yield Line("short", text, tone="doubtful")
+            if grant.fix:
+                yield Line("", f"({grant.fix})")
+
+
+def render_limit(client: Mapping[str, Any] | None, counters: Mapping[str, Any] | None) -> str:
+    """
+    Who held the load back, as far as CPU time tells; "" when that is not known.
+    """
+    if client is None or counters is None or not client.get("load_s"):
+        return ""
+    load_s = client["load_s"]
+    workers = [_cpu_s(worker) / load_s for worker in counters.get("workers", ())]
+    own = _cpu_s(client) / load_s
+    if not any(workers):
+        return ""
+    shares = " + ".join(f"{share:.2f}" for share in workers)
+    cores = f"server {shares} of {render_count(len(workers), 'core')}, client {own:.2f} of 1 core"
+    if client.get("is_bottleneck"):
+        return f"the client: {client.get('bottleneck_note') or 'its CPU'} ({cores})"
+    if max(workers) >= _BUSY_SHARE:
+        return f"the server's CPU ({cores})"
+    return f"neither end's CPU ({cores})"
+
+
+def _cpu_s(process: Mapping[str, Any]) -> float:
+    return float(process.get("cpu_user_s", 0.0)) + float(process.get("cpu_system_s", 0.0))
+
+
+def render_verdict(verdict: Verdict) -> Iterator[Line]:
+    """
+    The word and its reason, then every further finding.
+    """
+    tone = {"ok": "good", "degraded": "doubtful", "invalid": "bad"}[verdict.word]
+    yield Line("verdict", f"{verdict.word}: {verdict.summary}", tone=tone)
+    for finding in verdict.findings:
+        if finding.text != verdict.summary:
+            yield Line("", f"{finding.severity}: {finding.text}")
+
+
+def render_json(result: "RunResult") -> str:
+    """
+    One run as one line of JSON, for programs.
+    """
+    return json.dumps(
+        {
+            "folder": str(result.directory),
+            "exit_code": int(result.exit_code),
+            "manifest": result.manifest.model_dump(mode="json", by_alias=True),
+            "client": result.client,
+            "counters": result.counters,
+        },
+        ensure_ascii=False,
+    )
+
+
+def _heading(name: str, note: MapNote | None) -> str:
+    meaning = "" if note is None else note.label
+    return f"{name:<18} {meaning}".rstrip().ljust(_HEADING_WIDTH)
+
+
+def _row(text: str) -> Line:
+    return Line("", text.rstrip(), is_preformatted=True)
