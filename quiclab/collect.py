@@ -114,18 +114,6 @@ def end_role(
             facts.exit_status = place.wait(role, timeout_s=KILLED_END_S)
 
 
-def find_last_words(stderr: str) -> str:
-    """
-    Choose the line of a role's stderr that tells most: its last error, else its last line.
-
-    bpftrace complains about memlock where the limit cannot be raised, and works.
-    """
-    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    lines = [line for line in lines if "memlock" not in line.lower()]
-    errors = [line for line in lines if line.startswith("ERROR")]
-    return (errors or lines or [""])[-1]
-
-
 def _fetch_results(place: Place, evidence: Evidence) -> None:
     if evidence.is_load_started:
         with attempt(evidence, "the client's result"):

@@ -17,7 +17,7 @@ from quiclab import leftovers
 from quiclab.answers import ClientDescription, ClientProgress, ServerDescription
 from quiclab.artifacts import Manifest, State
 from quiclab.clock import Clock, SystemClock
-from quiclab.collect import collect, find_last_words, settle
+from quiclab.collect import collect, settle
 from quiclab.commands import (
     CLIENT_CA,
     TRACE,
@@ -46,6 +46,7 @@ from quiclab.interrupts import Interruption, Interrupts
 from quiclab.observer import Observer, Phase, SilentObserver
 from quiclab.record import Record
 from quiclab.runner.base import CLIENT, SERVER, TRACER, Place, Runner
+from quiclab.runner.words import find_last_words
 from quiclab.scenario import Scenario
 from quiclab.trace.events import Trace
 from quiclab.trace.kernel import detect_kernel_probes

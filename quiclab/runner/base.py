@@ -25,7 +25,7 @@ class PlaceFacts:
 
     Args:
         runner_name: "docker", "local" or "fake".
-        summary: One line for the terminal, such as "docker (engine 20.10.24), image quiclab:1f2e cached".
+        summary: One line for the terminal, such as "docker (engine 20.10), image quiclab:1f2e".
         versions: Tool versions by name: "bpftrace", "python", "aioquic", "engine" and so on.
         details: Everything else worth keeping: image digest, network name, MTU, notes.
         notes: Things a reader must know (what was negotiated down and why), one line each.
@@ -112,7 +112,11 @@ class Place(Protocol):
         """Seconds since the role started, until now or until its end."""
 
     def socket_drops(self) -> Mapping[str, Any]:
-        """Kernel drop counters of the server's network namespace (/proc/net/udp and snmp)."""
+        """
+        Kernel drop counters of the server's network namespace (/proc/net/udp and snmp).
+
+        Made by `quiclab.runner.drops.summarize_drops`. Called while the server runs.
+        """
 
 
 class Runner(Protocol):
