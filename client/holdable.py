@@ -30,9 +30,7 @@ LARGEST_BURST_BYTES: Final = 16 * 1024 * 1024
 # `lo` is down): the least measured was 0.389 bytes held of each byte read back, with
 # datagrams of 1,700 bytes, which just do not fit a block of 2,048.
 ESTIMATED_SHARE: Final = 0.38
-# <asm-generic/socket.h>; Python's socket module does not name them.
-SO_SNDBUFFORCE: Final = 32
-SO_RCVBUFFORCE: Final = 33
+SO_RCVBUFFORCE: Final = 33  # <asm-generic/socket.h>; Python's socket module lacks it
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +63,7 @@ def measure_holdable(
         socket.socket(family, socket.SOCK_DGRAM) as receiver,
         socket.socket(family, socket.SOCK_DGRAM) as sender,
     ):
-        set_buffer(receiver, SO_RCVBUFFORCE, socket.SO_RCVBUF, socket_buffer_bytes)
+        _set_receive_buffer(receiver, socket_buffer_bytes)
         readback_bytes = receiver.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
         try:
             receiver.bind((address, 0))
@@ -76,16 +74,14 @@ def measure_holdable(
         return Holdable(_drain(receiver), is_measured=True)
 
 
-def set_buffer(sock: socket.socket, force_option: int, option: int, asked_bytes: int) -> bool:
+def _set_receive_buffer(sock: socket.socket, asked_bytes: int) -> None:
     """
-    Ask for a socket buffer, past the sysctl's limit where NET_ADMIN allows; whether it did.
+    Ask as the client's sockets do: past the sysctl's limit where NET_ADMIN allows it.
     """
     try:
-        sock.setsockopt(socket.SOL_SOCKET, force_option, asked_bytes)
+        sock.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, asked_bytes)
     except PermissionError:
-        sock.setsockopt(socket.SOL_SOCKET, option, asked_bytes)
-        return False
-    return True
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, asked_bytes)
 
 
 def _fill(sender: socket.socket, *, datagram_bytes: int, most_bytes: int) -> None:

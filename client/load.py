@@ -5,6 +5,7 @@ The load as it is talked to: described, started, asked how far it is, ended.
 from dataclasses import asdict
 from typing import Any
 
+from client.exits import MachineError
 from client.holdable import Holdable, measure_holdable
 from client.progress import DEFAULT_LIMITS, Limits
 from client.run import LONGEST_WAIT_S, Run, collect_versions
@@ -24,7 +25,7 @@ class Load:
         limits: How patient it is.
 
     Raises:
-        OSError: A socket or the file of certificates cannot be opened.
+        ClientError: A socket or the file of certificates cannot be opened.
     """
 
     def __init__(self, settings: Settings, loop: Loop, *, limits: Limits = DEFAULT_LIMITS) -> None:
@@ -39,9 +40,13 @@ class Load:
         try:
             for _ in range(settings.connection_count):
                 self._endpoints.append(open_endpoint(settings, loop, self._configuration))
-        except OSError:
+        except OSError as error:
+            opened_count = len(self._endpoints)
             self.close()
-            raise
+            raise MachineError(
+                f"socket {opened_count + 1} of {settings.connection_count} for {settings.ip} "
+                f"cannot be opened: {error.strerror}"
+            ) from error
         self._granted = describe_granted(settings, self._endpoints[0])
 
     def describe(self) -> dict[str, Any]:
@@ -110,11 +115,11 @@ class Load:
             self._run.give_up(f"ended by {self._interrupted_by}")
         return self._run.turn()
 
-    def result(self) -> dict[str, Any]:
+    def result(self) -> dict[str, Any] | None:
         """
-        How it went, once it is over.
+        How it went, once it is over; None when it was never started.
         """
-        return {} if self._run is None else self._run.result(self._granted)
+        return None if self._run is None else self._run.result(self._granted)
 
     def close(self) -> None:
         """

@@ -11,14 +11,15 @@ from typing import Final
 
 from client.plan import Direction
 from client.session import OPEN_STREAM_LIMIT
+from server.settings import (
+    IPV4_OVERHEAD_BYTES,
+    IPV6_OVERHEAD_BYTES,
+    LARGEST_DATAGRAM_BYTES,
+    SMALLEST_DATAGRAM_BYTES,
+)
 
 MEBIBYTE: Final = 1024 * 1024
 DEFAULT_DURATION_S: Final = 5.0
-IPV4_OVERHEAD_BYTES: Final = 28  # 20 of IPv4 (RFC 791), 8 of UDP (RFC 768)
-IPV6_OVERHEAD_BYTES: Final = 48  # 40 of IPv6 (RFC 8200), 8 of UDP
-SMALLEST_DATAGRAM_BYTES: Final = 1200  # RFC 9000, Section 14
-# aioquic 1.7.2 writes a STREAM frame's length in 2 bytes (14 bits of it are length).
-LARGEST_DATAGRAM_BYTES: Final = 16_383
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

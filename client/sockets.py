@@ -6,10 +6,13 @@ import socket
 import ssl
 import struct
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, Final
 
 from aioquic.quic.configuration import QuicConfiguration
+from cryptography import x509
 
+from client.exits import ClientError
 from client.settings import Settings
 from server.endpoint import Endpoint, EndpointOptions
 from server.loop import Loop
@@ -37,7 +40,7 @@ def make_configuration(settings: Settings) -> QuicConfiguration:
     What every connection of the load is configured with.
 
     Raises:
-        OSError: The file of certificates cannot be read.
+        ClientError: The file of certificates cannot be read or holds none.
     """
     configuration = QuicConfiguration(
         alpn_protocols=[ALPN],
@@ -51,8 +54,24 @@ def make_configuration(settings: Settings) -> QuicConfiguration:
     if settings.is_insecure:
         configuration.verify_mode = ssl.CERT_NONE
     elif settings.ca_path is not None:
-        configuration.cadata = settings.ca_path.read_bytes()
+        configuration.cadata = _load_authorities(settings.ca_path)
     return configuration
+
+
+def _load_authorities(path: Path) -> bytes:
+    """
+    Read a CA file, and see now, not in the middle of a handshake, that it is one.
+    """
+    try:
+        pem = path.read_bytes()
+        x509.load_pem_x509_certificates(pem)
+    except OSError as error:
+        raise ClientError(f"--ca-file {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ClientError(
+            f"--ca-file {path} holds no certificate in PEM form (-----BEGIN CERTIFICATE-----)"
+        ) from error
+    return pem
 
 
 def open_endpoint(settings: Settings, loop: Loop, configuration: QuicConfiguration) -> Endpoint:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from aioquic.quic.configuration import QuicConfiguration
 
+from client.exits import ClientError
 from client.load import Load
 from client.progress import DEFAULT_LIMITS, Limits
 from client.settings import parse_settings
@@ -77,7 +78,9 @@ class Lab:
         while load.turn():
             each_turn(load)
         self.loop.turn(most_wait_s=0.1)  # the server takes the last close
-        return load.result()
+        result = load.result()
+        assert result is not None
+        return result
 
     def close(self) -> None:
         """
@@ -235,11 +238,20 @@ def test_load_of_a_server_with_another_name_tells_the_tls_reason(lab: Lab) -> No
     assert "elsewhere.test" in reason["reason"]
 
 
-def test_load_names_a_missing_file_of_certificates(lab: Lab, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(None, "No such file"), ("not PEM", "holds no certificate in PEM form")],
+    ids=["missing", "not-pem"],
+)
+def test_load_names_a_file_of_certificates_that_is_none(
+    lab: Lab, tmp_path: Path, content: str | None, words: str
+) -> None:
     """
-    The error is the system's, with the file's name in it.
+    A missing or wrong CA file is told by option and path before anything is sent.
     """
-    absent = tmp_path / "absent.pem"
+    path = tmp_path / "trust.pem"
+    if content is not None:
+        path.write_text(content)
 
-    with pytest.raises(FileNotFoundError, match=r"absent\.pem"):
-        lab.make("--ca-file", str(absent))
+    with pytest.raises(ClientError, match=rf"--ca-file .*trust\.pem.*{words}"):
+        lab.make("--ca-file", str(path))
