@@ -258,6 +258,23 @@ class Link:
             raise ControlError(f"{op!r} was not answered: the loop has ended")
         return _from_line(line, f"the answer to {op!r}")
 
+    def receive(self, what: str, *, timeout_s: float = ANSWER_TIMEOUT_S) -> Answer:
+        """
+        Take a line that the loop's side sends on its own.
+
+        Raises:
+            ControlError: None comes.
+        """
+        with self._lock:
+            try:
+                self._sock.settimeout(timeout_s)
+                line = _read_line(self._sock)
+            except OSError as error:
+                raise ControlError(f"{what} did not come: {error}") from error
+        if not line:
+            raise ControlError(f"{what} did not come: the loop has ended")
+        return _from_line(line, what)
+
     def close(self) -> None:
         """
         Let the mailbox see the end.

@@ -13,8 +13,8 @@ import sys
 import traceback
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Final, Literal
+from dataclasses import replace
+from typing import Final
 
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import QuicConnection
@@ -31,12 +31,13 @@ from aioquic.quic.packet import QuicErrorCode
 from server import internals, routing
 from server.counters import ConnectionCounters
 from server.loop import NO_MEMORY_WAIT_S, Loop
+from server.options import EndpointOptions
 from server.session import Application, Session
 from server.udp.model import Address, pack_address
 from server.udp.sockets import UdpSocket
 
-PacingName = Literal["ring", "aioquic", "off"]
-CongestionControlName = Literal["reno", "cubic"]
+__all__ = ["Application", "ApplicationFactory", "Endpoint", "EndpointOptions"]
+
 ApplicationFactory = Callable[[QuicConnection], Application]
 
 # Messages built before the socket is looked at again, at least; so that many
@@ -47,24 +48,6 @@ _TURN_MESSAGE_COUNT: Final = 64
 _LARGEST_PRODUCE_BYTES: Final = 8 * 1024 * 1024
 _MOST_ADDRESSES: Final = 4096
 _MOST_FAULTS_SHOWN: Final = 5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndpointOptions:
-    """
-    How connections are driven.
-
-    Args:
-        pacing: "ring": the TX ring alone holds back; "aioquic": its own pacer; "off": nothing.
-        is_peer_limit_kept: Never send a datagram larger than the peer said it takes.
-        congestion_control: "reno" or "cubic".
-        window_cap_bytes: Largest congestion window of a connection; 0: no cap.
-    """
-
-    pacing: PacingName = "ring"
-    is_peer_limit_kept: bool = False
-    congestion_control: CongestionControlName = "reno"
-    window_cap_bytes: int = 2_500_000
 
 
 class Endpoint:

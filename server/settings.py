@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from server.endpoint import CongestionControlName, EndpointOptions, PacingName
 from server.exits import ExitStatus
+from server.options import CongestionControlName, EndpointOptions, PacingName
 from server.udp.model import UdpOptions
 from server.udp.ring import LARGEST_SEGMENT_COUNT
 

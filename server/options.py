@@ -1,0 +1,27 @@
+"""
+How connections are driven: values alone, so that a command line can be read without them.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+PacingName = Literal["ring", "aioquic", "off"]
+CongestionControlName = Literal["reno", "cubic"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointOptions:
+    """
+    How connections are driven.
+
+    Args:
+        pacing: "ring": the TX ring alone holds back; "aioquic": its own pacer; "off": nothing.
+        is_peer_limit_kept: Never send a datagram larger than the peer said it takes.
+        congestion_control: "reno" or "cubic".
+        window_cap_bytes: Largest congestion window of a connection; 0: no cap.
+    """
+
+    pacing: PacingName = "ring"
+    is_peer_limit_kept: bool = False
+    congestion_control: CongestionControlName = "reno"
+    window_cap_bytes: int = 2_500_000
