@@ -274,9 +274,9 @@ def _build(suite: Suite, partial: Path, *, say: Callable[[str], None]) -> None:
 
     step("debootstrap: the base system")
     # In a mount namespace of its own, so that what it mounts ends with it.
+    namespace = ["unshare", "--mount", "--propagation", "private"]
     _run_told(
-        ["unshare", "--mount", "--propagation", "private"]
-        + ["debootstrap", "--variant=minbase", suite.name, str(partial), mirror],
+        [*namespace, "debootstrap", "--variant=minbase", suite.name, str(partial), mirror],
         step=step,
         every=40,
         timeout_s=DEBOOTSTRAP_LIMIT_S,
@@ -357,7 +357,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     unknown = set(options.suites) - set(SUITES)
     if unknown:
-        parser.error(f"unknown release {sorted(unknown)[0]}; there are {', '.join(SUITES)}")
+        parser.error(f"unknown release {min(unknown)}; there are {', '.join(SUITES)}")
     status = 0
     for name in options.suites or SUITES:
         suite = SUITES[name]

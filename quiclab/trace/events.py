@@ -171,7 +171,7 @@ class Trace:
         Tell whether every probe that can be attached is.
 
         bpftrace handles its first output only after attaching, so a text of a
-        BEGIN probe proves it; from about 0.24 on the attach record does too.
+        BEGIN probe proves it; 0.27's attach record does so too.
         """
         if self.announced_probe_count is None:
             return False
@@ -189,7 +189,7 @@ class Trace:
         """
         Count the events of a map; a map that was not printed holds none.
 
-        bpftrace leaves an empty histogram out, and from about 0.24 an untouched count() too.
+        bpftrace leaves an empty histogram out, and 0.27 an untouched count() too.
         """
         snapshots = self.series.get(name)
         return snapshots[-1].event_count if snapshots else 0

@@ -134,22 +134,20 @@ class TraceParser:
             count = _parse_field(data, "probes")
             if self._announced_probe_count is None:
                 self._announced_probe_count = count
-                # The versions that write "count" write the record after attaching.
+                # 0.27 writes "count" and the record after attaching, 0.23 neither.
                 self._is_attach_confirmed = record.get("count") is not None
         elif kind == "lost_events":
             self._lost_event_count += _parse_field(data, "events")
         elif kind == "helper_error":
-            self._take_helper_error(data)
+            self._take_helper_error(record)
         else:
             self._unknown.append(RawLine(self._line_number, line, kind))
 
-    def _take_helper_error(self, data: Any) -> None:
-        if not isinstance(data, _Object):
-            raise _RecordError("helper_error record without fields")
-        code = data.get("retcode")
+    def _take_helper_error(self, record: _Object) -> None:
+        code = record.get("retcode")
         key = (
-            str(data.get("msg") or ""),
-            str(data.get("helper") or ""),
+            str(record.get("msg") or ""),
+            str(record.get("helper") or ""),
             code if isinstance(code, int) else None,
         )
         self._helper_errors[key] = self._helper_errors.get(key, 0) + 1
