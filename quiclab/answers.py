@@ -110,7 +110,7 @@ class ClientDescription(Answer):
     """The client's answer to `describe`, before it sent anything."""
 
     granted: ClientGranted
-    holdable_bytes: int
+    holdable_bytes: int | None
     versions: Mapping[str, str] = Field(default_factory=dict)
     degradations: Sequence[Degradation] = ()
 

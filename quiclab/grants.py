@@ -148,8 +148,8 @@ def _render_cap(cap_bytes: int) -> str:
     return render_bytes(cap_bytes) if cap_bytes else "no cap"
 
 
-def _lower_cap(cap_bytes: int, holdable_bytes: int) -> int | None:
-    if cap_bytes and holdable_bytes >= cap_bytes:
+def _lower_cap(cap_bytes: int, holdable_bytes: int | None) -> int | None:
+    if holdable_bytes is None or (cap_bytes and holdable_bytes >= cap_bytes):
         return None
     return max(LEAST_WINDOW_BYTES, holdable_bytes)
 

@@ -292,15 +292,14 @@ def _client_left_nothing(evidence: Evidence) -> Iterator[str]:
 
 
 def _bad_exits(evidence: Evidence) -> Iterator[str]:
+    result = evidence.client_result
+    is_clients_said = result is not None and not result.ok
     for role, facts in evidence.roles.items():
-        is_said_elsewhere = (
-            role == CLIENT
-            and evidence.client_result is not None
-            and not (evidence.is_load_complete and evidence.client_result.ok)
-        )
         if facts.is_killed_by_lab:
             yield f"{role} did not end when asked and was killed"
-        elif facts.exit_status and not is_said_elsewhere and not evidence.failure:
+        elif evidence.failure or evidence.interruption or (role == CLIENT and is_clients_said):
+            continue  # said by another rule
+        elif facts.exit_status:
             yield f"{role} exited {facts.exit_status}"
 
 
