@@ -1,86 +1,108 @@
 """
-Kernel drop counters, from the text of /proc/net/udp and /proc/net/snmp. Pure.
+The kernel's own account of lost datagrams: `/proc/net/udp`, `udp6` and `snmp`. Pure.
 
-A socket's own counter stands in the last column and vanishes with the socket,
-so it is read while the server still runs. It is equal to what RcvbufErrors
-counts for the whole network namespace.
+A socket's own counter vanishes with the socket, so it is read while the server
+still runs. It counts what RcvbufErrors counts for the whole network namespace.
 """
 
+import ipaddress
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
+
+# What lists a name server on this address is Docker's own resolver, in each of its networks.
+DOCKER_RESOLVER = "127.0.0.11"
+_FEWEST_COLUMNS = 13  # Documentation/networking/proc_net_tcp.rst; the last one is drops
+_INODE_COLUMN = 9
 
 
 @dataclass(frozen=True, slots=True)
 class UdpSocket:
     """
-    One line of /proc/net/udp or /proc/net/udp6.
+    One socket and how many datagrams its full receive buffer cost since it was made.
 
     Args:
-        address: Local address as the kernel writes it: hexadecimal, host byte order.
+        address: Local address.
         port: Local port.
-        inode: Identifies the socket; `socket:[inode]` in /proc/PID/fd.
-        receive_queue_bytes: Memory that waiting datagrams are charged for.
         drop_count: Datagrams that found no room.
+        inode: Names the socket among a process's open files: `socket:[inode]`.
     """
 
     address: str
     port: int
-    inode: int
-    receive_queue_bytes: int
     drop_count: int
+    inode: int = 0
 
 
 def parse_udp_sockets(text: str) -> list[UdpSocket]:
     """
-    Read /proc/net/udp or /proc/net/udp6; lines that are no sockets are passed over.
+    Read `/proc/net/udp` or `/proc/net/udp6`; lines that are no socket are left out.
     """
     sockets = []
-    for line in text.splitlines():
-        fields = line.split()
-        # sl local rem st tx:rx tr:when retrnsmt uid timeout inode ref pointer drops
-        if len(fields) < 13 or not fields[0].endswith(":"):  # noqa: PLR2004 - as listed above
-            continue
-        address, _, port = fields[1].partition(":")
-        sockets.append(
-            UdpSocket(
-                address=address,
-                port=int(port, 16),
-                inode=int(fields[9]),
-                receive_queue_bytes=int(fields[4].partition(":")[2], 16),
-                drop_count=int(fields[12]),
+    for line in text.splitlines()[1:]:
+        columns = line.split()
+        if len(columns) >= _FEWEST_COLUMNS and columns[-1].isdigit():
+            address, _, port = columns[1].partition(":")
+            sockets.append(
+                UdpSocket(
+                    _parse_address(address),
+                    int(port, 16),
+                    int(columns[-1]),
+                    inode=int(columns[_INODE_COLUMN]),
+                )
             )
-        )
     return sockets
+
+
+def _parse_address(text: str) -> str:
+    # The kernel prints each 32-bit word of the address in this machine's byte order.
+    words = [int(text[i : i + 8], 16) for i in range(0, len(text), 8)]
+    return str(ipaddress.ip_address(struct.pack(f"={len(words)}I", *words)))
 
 
 def parse_udp_counters(text: str) -> dict[str, int]:
     """
-    Read the `Udp:` lines of /proc/net/snmp: names in the first, figures in the second.
+    Read the `Udp:` lines of `/proc/net/snmp`: a line of names, then a line of figures.
     """
     lines = [line.split()[1:] for line in text.splitlines() if line.startswith("Udp:")]
-    if len(lines) != 2:  # noqa: PLR2004 - names and figures
+    if len(lines) != 2:  # noqa: PLR2004  names and figures
         return {}
     return {name: int(figure) for name, figure in zip(*lines, strict=False)}
+
+
+def count_drops(sockets: Sequence[UdpSocket], *, port: int | None = None) -> int:
+    """
+    Add up what sockets lost, Docker's resolver left out.
+
+    Args:
+        sockets: Of one network namespace.
+        port: Count this port alone, for a namespace that others use too.
+    """
+    return sum(
+        entry.drop_count
+        for entry in sockets
+        if entry.address != DOCKER_RESOLVER and port in {None, entry.port}
+    )
 
 
 def summarize_drops(
     sockets: Sequence[UdpSocket],
     counters: Mapping[str, int],
     *,
-    is_servers: Callable[[UdpSocket], bool],
+    is_servers: Callable[[UdpSocket], bool] = lambda entry: entry.address != DOCKER_RESOLVER,
 ) -> dict[str, Any]:
     """
-    What `Place.socket_drops` answers.
+    Make what `Place.socket_drops` answers; the verdict reads `server_drop_count`.
 
     Args:
         sockets: All UDP sockets that the server's network namespace shows.
         counters: The namespace's own counters.
-        is_servers: Tells the server's sockets from others (a resolver's, another program's).
+        is_servers: Tells the server's sockets from others.
     """
-    own = [socket for socket in sockets if is_servers(socket)]
+    own = [entry for entry in sockets if is_servers(entry)]
     return {
-        "server_drop_count": sum(socket.drop_count for socket in own),
-        "sockets": [asdict(socket) for socket in own],
+        "server_drop_count": count_drops(own),
+        "sockets": [asdict(entry) for entry in own],
         "namespace_udp": dict(counters),
     }
