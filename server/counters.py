@@ -224,7 +224,7 @@ def merge_reports(workers: list[dict[str, Any]]) -> dict[str, Any]:
         "workers": workers,
         "total": {
             part: add_up(worker[part] for worker in workers)
-            for part in ("connections", "tx", "rx", "receive_buffer")
+            for part in ("connections", "tx", "rx", "receive_buffer", "perf")
         },
         "rings_empty": all(worker["rings_empty"] for worker in workers),
     }

@@ -204,21 +204,39 @@ class ContentFeed:
         return written_bytes
 
 
-@dataclass(slots=True)
 class PerfTally:
     """
-    What the connections that share it were asked and brought; only ever counts up.
+    What the connections that share it were asked and brought.
 
-    `content_error_count` counts pieces of uploads with a wrong byte in them; it stays 0
-    where content is not verified.
+    `answer_byte_count` is what was handed to aioquic, which may never be sent when the
+    answer is stopped. `content_error_count` counts pieces of uploads with a wrong byte
+    in them; it stays 0 where content is not verified.
     """
 
-    request_count: int = 0
-    ignored_stream_count: int = 0
-    stopped_answer_count: int = 0
-    upload_byte_count: int = 0
-    answer_byte_count: int = 0
-    content_error_count: int = 0
+    __slots__ = (
+        "answer_byte_count",
+        "content_error_count",
+        "ignored_stream_count",
+        "request_count",
+        "stopped_answer_count",
+        "upload_byte_count",
+    )
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Count from zero."""
+        self.answer_byte_count = 0
+        self.content_error_count = 0
+        self.ignored_stream_count = 0
+        self.request_count = 0
+        self.stopped_answer_count = 0
+        self.upload_byte_count = 0
+
+    def report(self) -> dict[str, int]:
+        """As it stands in the report."""
+        return {name: getattr(self, name) for name in self.__slots__}
 
 
 @dataclass(slots=True)

@@ -50,6 +50,7 @@ class ServerSettings:
     control_path: Path | None
     stats_path: Path | None
     has_stats: bool
+    is_content_verified: bool
     is_probed: bool
     probe_directory: Path | None
 
@@ -113,6 +114,7 @@ def parse_settings(argv: list[str] | None = None) -> ServerSettings:
         control_path=words.control,
         stats_path=words.stats_file,
         has_stats=words.stats,
+        is_content_verified=words.verify_content,
         is_probed=words.probes == "on",
         probe_directory=words.probe_directory,
     )
@@ -165,6 +167,7 @@ def _make_parser() -> argparse.ArgumentParser:
     add("--connections", type=_whole(0), default=0, help="end after so many have closed, 0: never")
     add("--stats", action="store_true", help="print the counters when it ends")
     add("--stats-file", type=Path, help="write the counters there when it ends, as JSON")
+    add("--verify-content", action="store_true", help="compare every byte of uploads")
     add("--cc", choices=("reno", "cubic"), default="reno", help="congestion control")
     add("--max-window", type=_whole(0), default=2_500_000, help="cap of a window, bytes, 0: none")
     add(

@@ -20,7 +20,7 @@ from server.counters import ReceiveBufferCounters
 from server.endpoint import Endpoint
 from server.internals import ReceiveBufferProbes
 from server.loop import Loop
-from server.perf import ALPN, PerfServer
+from server.perf import ALPN, PerfServer, PerfTally
 from server.probes import RECEIVE_BUFFER_ALLOC, RECEIVE_BUFFER_POP, RECEIVE_BUFFER_WRITE
 from server.settings import ServerSettings
 from server.udp.sockets import UdpSocket
@@ -83,6 +83,7 @@ class Worker:
         self._connection_limit = settings.connection_limit
         self._ever_closed_count = 0
         self._cpu_at_reset = resource.getrusage(resource.RUSAGE_SELF)
+        self._perf = PerfTally()
         self._receive_buffer = ReceiveBufferCounters()
         self._receive_buffer_probes = ReceiveBufferProbes(self._receive_buffer)
         self._udp = UdpSocket(sock, settings.udp, listening=self.loop.listening)
@@ -91,7 +92,7 @@ class Worker:
             self.loop,
             configuration=configuration,
             options=settings.endpoint,
-            accept=PerfServer,
+            accept=self._accept,
         )
         self._window_cap_bytes = settings.endpoint.window_cap_bytes
         self._settings = settings
@@ -207,6 +208,7 @@ class Worker:
             "tx": self._udp.tx.counters.report(),
             "rx": self._udp.rx.counters.report(),
             "receive_buffer": self._receive_buffer.report(),
+            "perf": self._perf.report(),
             "rings_empty": self._endpoint.is_idle,
             "degradations": self._degradations(),
         }
@@ -220,6 +222,7 @@ class Worker:
         self._udp.tx.counters.reset()
         self._udp.rx.counters.reset()
         self._receive_buffer.reset()
+        self._perf.reset()
 
     def _configure(self, question: Mapping[str, Any]) -> Mapping[str, Any]:
         cap_bytes = question.get("window_cap_bytes")
@@ -230,6 +233,13 @@ class Worker:
         self._endpoint.set_window_cap(cap_bytes)
         self._window_cap_bytes = cap_bytes
         return {"window_cap_bytes": cap_bytes}
+
+    def _accept(self, connection: QuicConnection) -> PerfServer:
+        return PerfServer(
+            connection,
+            tally=self._perf,
+            is_content_verified=self._settings.is_content_verified,
+        )
 
     def _degradations(self) -> list[dict[str, str]]:
         return [asdict(one) for one in self._udp.degradations]
