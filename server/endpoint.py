@@ -329,8 +329,7 @@ class Endpoint:
         """
         connection = session.connection
         try:
-            while (event := connection.next_event()) is not None:
-                self._on_event(session, event, now_s)
+            self._drain_events(session, now_s)
             session.unblock(self._ring_bytes(session))
             if not session.is_blocked:
                 window_bytes = internals.window_bytes(connection) - internals.in_flight_bytes(
@@ -387,6 +386,10 @@ class Endpoint:
 
     # Events and timers -----------------------------------------------------------
 
+    def _drain_events(self, session: Session, now_s: float) -> None:
+        while (event := session.connection.next_event()) is not None:
+            self._on_event(session, event, now_s)
+
     def _on_event(self, session: Session, event: QuicEvent, now_s: float) -> None:
         match event:
             case ConnectionIdIssued():
@@ -438,6 +441,11 @@ class Endpoint:
             session.connection.handle_timer(now_s)
         except Exception as error:  # noqa: BLE001 - one connection's fault is not the others'
             self._fail(session, error)
+        if internals.is_ending(session.connection):
+            # Its draining period is over: nothing to send, one last event to hand on.
+            self._drain_events(session, now_s)
+            self._settle(session)
+            return
         # A probe (RFC 9002, Section 6.2.4) may exceed the window and must leave now.
         session.is_blocked = False
         self._touch(session)
