@@ -10,6 +10,7 @@ One contract suite (tests/quiclab/runner/) runs against all three.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -134,16 +135,8 @@ class Runner(Protocol):
             MachineError: It cannot; the line says what is missing and what to do.
         """
 
-    def open(self, run_id: str, *, max_mtu_bytes: int, tracer_count: int) -> "PlaceContext":
+    def open(self, run_id: str, *, max_mtu_bytes: int, tracer_count: int) -> AbstractContextManager[Place]:
         """A context manager that makes the place and removes it again."""
 
     def remove_leftovers(self) -> list[str]:
         """Remove what dead runs of this user left, and only that; says what, one line each."""
-
-
-class PlaceContext(Protocol):
-    """`with runner.open(...) as place:`"""
-
-    def __enter__(self) -> Place: ...
-
-    def __exit__(self, *exc_info: object) -> None: ...
