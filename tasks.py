@@ -1,22 +1,93 @@
 """
 What the lab can do, one task each: `./invoke --list`, `./invoke trace --help`.
+
+Everything heavier than this page is imported by the task that needs it, so that
+`--help` answers at once.
 """
 
 from quiclab.cli import lab_task, main
-from quiclab.errors import ExitCode
-from quiclab.plan import TraceWords
+from quiclab.words import (
+    BuildWords,
+    CheckWords,
+    CleanWords,
+    DoctorWords,
+    ScriptsWords,
+    TestWords,
+    TraceWords,
+)
 
 
 @lab_task(TraceWords)
 def trace(words: TraceWords) -> int:
     """
-    Run a server under load, watch it with bpftrace, and write down what happened.
+    Run a server under load, watch it with bpftrace, write down what happened.
     """
-    print(words)
-    return ExitCode.OK
+    from quiclab import session
+
+    return session.trace(words)
+
+
+@lab_task(ScriptsWords)
+def scripts(words: ScriptsWords) -> int:
+    """
+    List the shipped scripts: what each answers, what it fills, what it needs.
+    """
+    from quiclab import inquiry
+
+    return inquiry.scripts(words)
+
+
+@lab_task(DoctorWords)
+def doctor(words: DoctorWords) -> int:
+    """
+    Check every precondition of a run, and say the fix of each that fails.
+    """
+    from quiclab import inquiry
+
+    return inquiry.doctor(words)
+
+
+@lab_task(BuildWords)
+def build(words: BuildWords) -> int:
+    """
+    Build the server's native parts, and the image where a Docker engine answers.
+    """
+    from quiclab import upkeep
+
+    return upkeep.build(words)
+
+
+@lab_task(CleanWords)
+def clean(words: CleanWords) -> int:
+    """
+    Remove what dead runs left behind, and only that.
+    """
+    from quiclab import upkeep
+
+    return upkeep.clean(words)
+
+
+@lab_task(TestWords)
+def test(words: TestWords) -> int:
+    """
+    Set up what is missing and run the tests.
+    """
+    from quiclab import upkeep
+
+    return upkeep.test(words)
+
+
+@lab_task(CheckWords)
+def check(_words: CheckWords) -> int:
+    """
+    Lint, check the format and check the types.
+    """
+    from quiclab import upkeep
+
+    return upkeep.check()
 
 
 if __name__ == "__main__":
-    import tasks  # the collection is made of the module that plain `invoke` loads, too
+    import tasks  # the module that plain `invoke` loads, not this `__main__`
 
     main(tasks)

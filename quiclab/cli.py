@@ -16,7 +16,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import field, fields
+from dataclasses import fields
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, NoReturn, TypeVar
@@ -51,19 +51,6 @@ _CORE_OPTIONS = frozenset(
 """What is kept of invoke's own options: the others steer `run()`, which no task here uses."""
 
 
-def option(help_text: str, *, default: Any = "", is_many: bool = False) -> Any:
-    """
-    Describe one option of a task, as a field of a frozen dataclass.
-
-    Args:
-        help_text: What `--help` says.
-        default: "" for an option with a value, False or True for a switch.
-        is_many: The option may be given several times; its field is a tuple.
-    """
-    metadata = {"help": help_text, "is_many": is_many}
-    return field(default=() if is_many else default, metadata=metadata)
-
-
 def lab_task(words: type[WordsT]) -> Callable[[Callable[[WordsT], int]], Any]:
     """
     Turn a function of one dataclass of options into an invoke task.
@@ -72,7 +59,7 @@ def lab_task(words: type[WordsT]) -> Callable[[Callable[[WordsT], int]], Any]:
     line on stderr and their own exit code.
 
     Args:
-        words: Frozen dataclass; each of its fields was made by `option`.
+        words: Frozen dataclass; each of its fields was made by `quiclab.words.option`.
     """
 
     def decorate(body: Callable[[WordsT], int]) -> Any:

@@ -326,8 +326,8 @@ def _judge_tracefs(machine: Machine, weight: Status) -> Iterator[Check]:
     elif machine.tracefs:
         yield Check("tracefs", Status.PASS, f"local: {where}, a real tracepoint fired")
     else:
-        text = f"local: {where}; mounted for the test alone, a real tracepoint fired"
-        yield Check("tracefs", Status.WARN, text, _MOUNT_FIX)
+        text = f"local: {where}; mounted for the test alone, as tracers do, a tracepoint fired"
+        yield Check("tracefs", Status.PASS, text)
 
 
 def _judge_limits(machine: Machine, *, can_docker: bool) -> Iterator[Check]:

@@ -6,64 +6,16 @@ one run with a tracer for each. What was not given keeps `Scenario`'s default.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from quiclab.cli import option, render_choice
+from quiclab.cli import render_choice
 from quiclab.errors import UsageError
 from quiclab.scenario import Direction, RunnerName, Scenario
 from quiclab.units import parse_count, parse_duration, parse_size
-
-DEFAULT_SCRIPT = "udp-syscall"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceWords:
-    """
-    The options of `trace` as written; `docs` and `--help` say the same words.
-    """
-
-    script: Sequence[str] = option(
-        "a shipped name or the path of a .bt file; a,b is one run each, a+b one run with both "
-        f"(default {DEFAULT_SCRIPT})",
-        is_many=True,
-    )
-    buffer: Sequence[str] = option(
-        "bytes of the server's TX ring: 8000000, 128k, 8M, 64KiB; several are one run each "
-        "(default 128000)",
-        is_many=True,
-    )
-    rx_buffer: str = option("bytes of the server's RX ring (default 8MiB)")
-    socket_buffer: str = option(
-        "SO_SNDBUF and SO_RCVBUF of the server's sockets (default: the kernel's)"
-    )
-    max_mtu: str = option("IP MTU, sizes the rings' slots (default 9000)")
-    datagram: str = option("bytes of a full QUIC datagram (default: the MTU less its headers)")
-    max_segments: str = option("datagrams a message may carry by GSO, 1 to 64 (default 10)")
-    gso: bool = option("segmentation offload when sending (default on)", default=True)
-    gro: bool = option("segmentation offload when receiving (default on)", default=True)
-    direction: str = option("download, upload or both (default download)")
-    duration: str = option("how long to load: 5s, 2.5, 500ms (default 5s)")
-    bytes: str = option("exact total to move instead; with --duration, whichever is first")
-    connections: str = option("connections in all (default 1)")
-    streams: str = option("streams on each connection (default 1)")
-    workers: str = option("server processes (default 1)")
-    verify_content: bool = option("check every byte, not only the length", default=False)
-    map_keys: str = option("most keys a bpftrace map may hold (default: bpftrace's own)")
-    privileged: bool = option("a privileged tracer container, where the engine can", default=False)
-    runner: str = option("auto, docker or local (default auto)")
-    output: str = option("parent folder of the run folders (default artifacts)")
-    label: str = option("a name for people, kept in the manifest")
-    plan: bool = option("print what would be done and touch nothing", default=False)
-    install: bool = option("install the Debian packages that are missing", default=True)
-    yes: bool = option("agree to installs", default=False)
-    quiet: bool = option("print the verdict and the folder alone", default=False)
-    verbose: bool = option("print every phase and what the tools said", default=False)
-    json: bool = option("print one JSON object a run on stdout", default=False)
-
+from quiclab.words import DEFAULT_SCRIPT, TraceWords
 
 _SIZES = ("rx_buffer", "socket_buffer", "max_mtu", "datagram", "bytes")
 _COUNTS = ("max_segments", "connections", "streams", "workers", "map_keys")

@@ -241,14 +241,29 @@ BUILD_NEEDS = (
 
 def prepare_local(installer: Installer, desk: Desk, *, on_progress: Progress) -> None:
     """
-    Make this machine ready for a local run: packages, then the native parts.
+    Make this machine ready for local runs: packages, then the native parts.
 
     Raises:
         MachineError: Something is missing and may not or cannot be installed.
     """
+    _prepare(RUN_NEEDS, installer, desk, on_progress=on_progress)
+
+
+def prepare_build(installer: Installer, desk: Desk, *, on_progress: Progress) -> None:
+    """
+    Build the native parts, with the packages that this takes.
+
+    Raises:
+        MachineError: Something is missing and may not or cannot be installed.
+    """
+    _prepare((), installer, desk, on_progress=on_progress)
+
+
+def _prepare(
+    needs: Sequence[Need], installer: Installer, desk: Desk, *, on_progress: Progress
+) -> None:
     reason = build_native(desk)
-    needs = [*RUN_NEEDS, *(BUILD_NEEDS if reason else ())]
-    missing = [need for need in needs if not need.is_there()]
+    missing = [each for each in (*needs, *(BUILD_NEEDS if reason else ())) if not each.is_there()]
     if missing:
         _refuse_foreign_python(missing)
         purposes = dict.fromkeys(need.purpose for need in missing)

@@ -85,8 +85,9 @@ def test_names_of_checks_are_unique() -> None:
             "sudo apt-get install gcc python3-dev",
         ),
         ({"self_test": "tracepoint not found"}, "tracefs", Status.WARN, "tracepoint not found"),
+        ({"tracefs": ""}, "tracefs", Status.PASS, "as tracers do"),
         (
-            {"tracefs": ""},
+            {"tracefs": "", "self_test": None},
             "tracefs",
             Status.WARN,
             "sudo mount -t tracefs tracefs /sys/kernel/tracing",
