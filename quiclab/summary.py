@@ -11,7 +11,7 @@ from quiclab.answers import ClientResult
 from quiclab.grants import Grant
 from quiclab.histogram import LABEL_WIDTH, Histogram, render_bar, render_histogram
 from quiclab.scenario import Scenario
-from quiclab.trace.events import MapSnapshot, Trace
+from quiclab.trace.events import MapSnapshot, Stats, Trace
 from quiclab.trace.script import MapNote, Script
 from quiclab.trace.text import render_maps
 from quiclab.verdict import Verdict
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 LABEL_COLUMN: Final = 10
 _BAR_WIDTH: Final = 36
-_HEADING_WIDTH: Final = 58  # columns of a map's name and meaning, before its total
+_ROW_WIDTH: Final = 71  # columns of a bucket's row, under whose end a map's total stands
 _MOST_LINES: Final = 24  # of a map that is no histogram; the rest stands in trace.txt
 _BUSY_SHARE: Final = 0.9  # of one core, from which on a process is called the limit
 
@@ -68,17 +68,21 @@ def render_result(
 def render_trace(trace: Trace, script: Script, *, direction: str) -> Iterator[Line]:
     """
     Every map of one tracer: first those the header explains, in its order.
+
+    A map that must hold a fixed count and does is the verdict's affair.
     """
     maps = trace.maps
     notes = {note.name: note for note in script.maps}
+    fixed = {check.map_name: check.expected_count for check in script.checks}
     for name in dict.fromkeys([*notes, *maps]):
         note = notes.get(name)
         snapshot = maps.get(name)
+        if name in fixed and trace.event_count(name) == fixed[name]:
+            continue
         if snapshot is not None:
             yield from render_map(snapshot, note)
         elif note is not None and note.is_filled_by(direction):
-            yield Line("", "")
-            yield _row(f"{_heading(name, note)}  0 events, no probe of it fired")
+            yield from _heading(name, note, total="0 events, none of its probes fired")
 
 
 def render_map(snapshot: MapSnapshot, note: MapNote | None) -> Iterator[Line]:
@@ -86,9 +90,12 @@ def render_map(snapshot: MapSnapshot, note: MapNote | None) -> Iterator[Line]:
     One map: a heading with its meaning and its total, then its rows.
     """
     count = snapshot.event_count
-    total = "" if count is None else f"  {render_count(count, 'event')}"
-    yield Line("", "")
-    yield _row(f"{_heading(snapshot.name, note)}{total}")
+    if not snapshot.is_keyed and not isinstance(snapshot.value, Histogram | Stats):
+        total = f"{snapshot.value:,}" if isinstance(snapshot.value, int) else str(snapshot.value)
+        yield from _heading(snapshot.name, note, total=total)
+        return
+    total = "" if count is None else render_count(count, "event")
+    yield from _heading(snapshot.name, note, total=total)
     if not snapshot.is_keyed and isinstance(snapshot.value, Histogram):
         for text in render_rows(snapshot.value):
             yield _row(text)
@@ -119,20 +126,24 @@ def render_grants(grants: Sequence[Grant], *, is_verbose: bool) -> Iterator[Line
     """
     Asked and granted side by side; what fell short comes with its reason and its fix.
 
-    What was not asked for and is the machine's default stays out, unless verbose.
+    What is simply as it was asked shares one line, unless verbose.
     """
+    as_asked = []
     for grant in grants:
-        if grant.asked is None:
-            if is_verbose:
-                yield Line("granted", f"{grant.what}: {grant.granted}, the default")
-        elif not grant.is_short:
-            yield Line("granted", f"{grant.what}: {grant.granted} for {grant.asked} asked")
-        else:
+        if grant.is_short:
             because = f": {grant.reason}" if grant.reason else ""
             text = f"{grant.what}: {grant.granted} of {grant.asked} asked{because}"
             yield Line("short", text, tone="doubtful")
             if grant.fix:
                 yield Line("", f"({grant.fix})")
+        elif grant.asked is None:
+            yield Line("granted", f"{grant.what}: {grant.granted}, the default")
+        elif grant.asked == grant.granted and not is_verbose:
+            as_asked.append(f"{grant.what} {grant.granted}")
+        else:
+            yield Line("granted", f"{grant.what}: {grant.granted} for {grant.asked} asked")
+    if as_asked:
+        yield Line("granted", f"as asked: {', '.join(as_asked)}")
 
 
 def render_limit(client: Mapping[str, Any] | None, counters: Mapping[str, Any] | None) -> str:
@@ -186,9 +197,11 @@ def render_json(result: "RunResult") -> str:
     )
 
 
-def _heading(name: str, note: MapNote | None) -> str:
+def _heading(name: str, note: MapNote | None, *, total: str) -> Iterator[Line]:
     meaning = "" if note is None else note.label
-    return f"{name:<18} {meaning}".rstrip().ljust(_HEADING_WIDTH)
+    head = f"{name:<18} {meaning}".rstrip()
+    yield Line("", "")
+    yield _row(f"{head}  {total:>{max(0, _ROW_WIDTH - len(head) - 2)}}")
 
 
 def _row(text: str) -> Line:

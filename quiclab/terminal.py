@@ -216,10 +216,10 @@ class Bar:
             auto_refresh=False,  # no thread beside the one that forks and traces
         )
         self._task: TaskID = self._progress.add_task("", total=1.0, label="", left="")
-        self._progress.start()
 
     def show(self, label: str, text: str, fraction: float, left_s: float | None) -> None:
         """Draw it anew."""
+        self._progress.start()  # does nothing when it has started
         self._progress.update(
             self._task,
             description=text,
