@@ -28,3 +28,20 @@ class SystemClock:
     def sleep(self, duration_s: float) -> None:
         """Wait; a signal handler that raises ends it."""
         time.sleep(duration_s)
+
+
+class FakeClock:
+    """
+    Time that passes only when somebody waits.
+    """
+
+    def __init__(self) -> None:
+        self._now_s = 0.0
+
+    def now_s(self) -> float:
+        """Seconds since the clock was made."""
+        return self._now_s
+
+    def sleep(self, duration_s: float) -> None:
+        """Let time pass."""
+        self._now_s += duration_s

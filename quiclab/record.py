@@ -112,7 +112,7 @@ class Record:
             ("client.json", self._evidence.client_result),
         ):
             if answer is not None:
-                self.folder.write_json(name, answer.model_dump(mode="json"))
+                self.folder.write_json(name, answer.model_dump(mode="json", exclude_unset=True))
         for role, facts in self._evidence.roles.items():
             self.folder.write(f"logs/{role}.stdout", facts.stdout)
             self.folder.write(f"logs/{role}.stderr", facts.stderr)
@@ -179,7 +179,7 @@ def _described(answer: Answer | None) -> Mapping[str, Any] | None:
     """A description as it came, without the certificate: it is long and of one run only."""
     if answer is None:
         return None
-    return answer.model_dump(mode="json", exclude={"certificate_pem"})
+    return answer.model_dump(mode="json", exclude={"certificate_pem"}, exclude_unset=True)
 
 
 def _parsed_maps(tracers: Sequence[TracerEvidence]) -> dict[str, Any]:

@@ -135,7 +135,9 @@ class Runner(Protocol):
             MachineError: It cannot; the line says what is missing and what to do.
         """
 
-    def open(self, run_id: str, *, max_mtu_bytes: int, tracer_count: int) -> AbstractContextManager[Place]:
+    def open(
+        self, run_id: str, *, max_mtu_bytes: int, tracer_count: int
+    ) -> AbstractContextManager[Place]:
         """A context manager that makes the place and removes it again."""
 
     def remove_leftovers(self) -> list[str]:

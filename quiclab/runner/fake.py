@@ -1,0 +1,444 @@
+"""
+The fake runner: a run that plays real recordings, in no time, with faults on demand.
+
+It stands for docker and local runs where those cannot be had or take too long,
+above all in tests of the main path. Time is its own (`FakeRunner.clock`): it
+passes when somebody waits. What server, client and tracer say comes from one
+real run (`recordings/`), so that traces and counters agree as they did there.
+"""
+
+import itertools
+import json
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from quiclab import leftovers
+from quiclab.clock import FakeClock
+from quiclab.errors import MachineError, RoleExitedError, RunError
+from quiclab.observer import Phase
+from quiclab.runner.base import CLIENT, SERVER, TRACER, PlaceFacts
+from quiclab.runner.drops import UdpSocket, summarize_drops
+from quiclab.runner.faults import Faults
+
+RECORDINGS: Final = Path(__file__).parent / "recordings"
+STARTUP_S: Final = 0.3
+END_S: Final = 0.2
+CLOSE_S: Final = 0.3  # connections drain for three probe timeouts
+MOVED_BYTES_PER_S: Final = 50_000_000
+_SIGNAL_STATUS: Final = 128
+_USAGE_STATUS: Final = 2
+
+
+class FakeRunner:
+    """
+    Opens places in which recordings are played.
+
+    Args:
+        faults: What goes wrong.
+        recordings: Folder with `<script>.jsonl` for each script that may be asked for.
+    """
+
+    name = "fake"
+
+    def __init__(self, faults: Faults | None = None, *, recordings: Path = RECORDINGS) -> None:
+        self.faults = faults or Faults()
+        self.clock = FakeClock()
+        self.recordings = recordings
+        self.places: list[FakePlace] = []
+
+    def preflight(self) -> None:
+        """
+        Say that it can, or fail as told.
+
+        Raises:
+            MachineError: It was told to fail.
+        """
+        self.strike(Phase.PREFLIGHT)
+        if self.faults.preflight:
+            raise MachineError(self.faults.preflight)
+
+    @contextmanager
+    def open(self, run_id: str, *, max_mtu_bytes: int, tracer_count: int) -> Iterator["FakePlace"]:
+        """Make a place; leaving it ends every role."""
+        del max_mtu_bytes, tracer_count
+        with leftovers.register(run_id, runner_name=self.name):
+            place = FakePlace(self)
+            self.places.append(place)
+            self.strike(Phase.PLACE)
+            try:
+                yield place
+            finally:
+                self.strike(Phase.REMOVE)
+                place.end_all()
+
+    def remove_leftovers(self) -> list[str]:
+        """Forget records of dead fake runs; they left nothing else."""
+        return leftovers.remove_dead_runs(self.name)
+
+    def strike(self, phase: Phase, *, is_waiting: bool = False) -> None:
+        """Let signals of a phase reach this process, as real ones do."""
+        for strike in self.faults.strikes:
+            if strike.phase is phase and (is_waiting or not strike.is_while_waiting):
+                signal.raise_signal(strike.number)
+
+
+@dataclass(slots=True)
+class _Role:
+    """One scripted process."""
+
+    options: Mapping[str, str]
+    started_s: float
+    ends_s: float = float("inf")
+    exit_status: int = 0
+    is_killed: bool = False
+    stderr: str = ""
+    began_load_s: float = field(default=float("inf"))
+
+
+class FakePlace:
+    """
+    One run's scripted roles, their files and what they answer.
+    """
+
+    def __init__(self, runner: FakeRunner) -> None:
+        self._runner = runner
+        self._clock = runner.clock
+        self._faults = runner.faults
+        self._roles: dict[str, _Role] = {}
+        self._files: dict[tuple[str, str], bytes] = {}
+        self._phase = Phase.PLACE
+        self._struck: set[Phase] = set()
+        self.is_open = True
+        self.window_cap_bytes: int | None = None
+        """What the server was told by `configure`."""
+        self.facts = PlaceFacts(
+            runner_name=FakeRunner.name,
+            summary="fake (recordings of a real run)",
+            versions={"bpftrace": "0.17.0"},
+            details={},
+        )
+
+    def path(self, role: str, name: str) -> str:
+        """Path of a file of the role, in nobody's file system."""
+        return f"/fake/{role}/{name}"
+
+    def probe_directory(self) -> str:
+        """Where the provider file would lie."""
+        return "/fake/probes"
+
+    def provider_path_for_tracer(self, server_path: str) -> str:
+        """All roles share one view."""
+        return server_path
+
+    def server_address(self) -> str:
+        """An address that no packet will see."""
+        return "127.0.0.1"
+
+    def write(self, role: str, name: str, data: bytes) -> None:
+        """Keep a file."""
+        self._files[role, name] = data
+
+    def read(self, role: str, name: str) -> bytes:
+        """
+        Fetch a file.
+
+        Raises:
+            FileNotFoundError: There is no such file.
+        """
+        self._pass_time()
+        if name == "trace.jsonl" and role in self._roles:
+            return self._trace(role)
+        try:
+            return self._files[role, name]
+        except KeyError:
+            raise FileNotFoundError(f"{role} has no {name}") from None
+
+    def start(self, role: str, argv: Sequence[str], *, environment: Mapping[str, str]) -> None:
+        """
+        Start a scripted role.
+
+        Raises:
+            RunError: It runs already, or no script plays this program.
+        """
+        del environment
+        if role in self._roles:
+            raise RunError(f"{role} was already started in this run")
+        if argv[0] not in {"python", "bpftrace"}:
+            raise RunError(f"{role} cannot be started: {argv[0]}: No such file or directory")
+        self._roles[role] = _Role(options=_read_options(argv), started_s=self._clock.now_s())
+        if "--frobnicate" in argv:
+            self._end(role, _USAGE_STATUS, f"{role}: unrecognized arguments: --frobnicate")
+        self._begin({SERVER: Phase.SERVER, CLIENT: Phase.CLIENT}.get(role, Phase.TRACER))
+
+    def request(self, role: str, op: str, **arguments: Any) -> Mapping[str, Any]:
+        """
+        Answer as the recorded role did.
+
+        Raises:
+            RoleExitedError: The role is gone.
+            RunError: The role does not know the question.
+        """
+        self._pass_time(0.01)
+        if role == SERVER and op == "report" and self._phase is Phase.LOAD:
+            self._begin(Phase.SETTLE)
+        self._check_alive(role)
+        answer = self._ask_server(op, arguments) if role == SERVER else self._ask_client(op)
+        if answer is None:
+            raise RunError(f"{role} answered {op!r} with an error: it cannot {op!r}")
+        return answer
+
+    def exit_status(self, role: str) -> int | None:
+        """None while it runs."""
+        self._pass_time()
+        started = self._role(role)
+        return started.exit_status if self._clock.now_s() >= started.ends_s else None
+
+    def wait(self, role: str, *, timeout_s: float) -> int:
+        """
+        Let time pass until its end.
+
+        Raises:
+            TimeoutError: It still runs.
+        """
+        started = self._role(role)
+        until_s = min(started.ends_s, self._clock.now_s() + timeout_s)
+        self._pass_time(max(0.0, until_s - self._clock.now_s()))
+        status = self.exit_status(role)
+        if status is None:
+            raise TimeoutError(f"{role} still runs after {timeout_s:.1f} s")
+        if role == CLIENT:
+            self._leave_result(started)
+        return status
+
+    def interrupt(self, role: str) -> None:
+        """Ask it to end; it takes a moment."""
+        started = self._role(role)
+        if role.startswith(TRACER):
+            self._begin(Phase.COLLECT)
+        if role in self._faults.never_ending or started.ends_s <= self._clock.now_s():
+            return
+        started.ends_s = self._clock.now_s() + END_S
+        if role == CLIENT:
+            started.exit_status = _SIGNAL_STATUS + signal.SIGINT
+
+    def kill(self, role: str) -> None:
+        """End it at once; a tracer's final maps are lost."""
+        started = self._role(role)
+        if started.ends_s > self._clock.now_s():
+            started.is_killed = True
+            self._end(role, _SIGNAL_STATUS + signal.SIGKILL)
+
+    def output(self, role: str) -> tuple[str, str]:
+        """The server's first line, and what a role that died had to say."""
+        started = self._role(role)
+        stdout = json.dumps(self._describe_server()) + "\n" if role == SERVER else ""
+        return stdout, started.stderr
+
+    def uptime_s(self, role: str) -> float:
+        """Seconds of the fake clock."""
+        started = self._role(role)
+        return min(self._clock.now_s(), started.ends_s) - started.started_s
+
+    def socket_drops(self) -> Mapping[str, Any]:
+        """As many drops as told."""
+        drop_count = self._faults.dropped_datagram_count
+        return summarize_drops([UdpSocket("127.0.0.1", 4433, drop_count)], {})
+
+    def end_all(self) -> None:
+        """End every role."""
+        for role in self._roles:
+            self.kill(role)
+        self.is_open = False
+
+    # What happens by itself ------------------------------------------------------
+
+    def _begin(self, phase: Phase) -> None:
+        """A phase begins, as far as the roles can tell; faults may be due."""
+        if phase is self._phase:
+            return
+        self._phase = phase
+        self._runner.strike(phase)
+        self._die(phase)
+
+    def _die(self, phase: Phase) -> None:
+        for death in self._faults.deaths:
+            if death.phase is phase and death.role in self._roles:
+                self._end(death.role, death.exit_status, death.last_words)
+
+    def _end(self, role: str, exit_status: int, last_words: str = "") -> None:
+        started = self._roles[role]
+        if started.ends_s > self._clock.now_s():
+            started.ends_s, started.exit_status = self._clock.now_s(), exit_status
+            started.stderr = f"{last_words}\n" if last_words else ""
+
+    def _pass_time(self, duration_s: float = 0.0) -> None:
+        if self._phase not in self._struck:
+            self._struck.add(self._phase)
+            self._runner.strike(self._phase, is_waiting=True)
+        self._clock.sleep(duration_s)
+
+    def _begin_load(self, client: _Role) -> None:
+        client.began_load_s = self._clock.now_s()
+        if CLIENT not in self._faults.never_ending:
+            client.ends_s = client.began_load_s + _load_s(client.options)
+            client.exit_status = 5 if self._faults.is_client_incomplete else 0
+        self._begin(Phase.LOAD)
+
+    def _ask_server(self, op: str, arguments: Mapping[str, Any]) -> dict[str, Any] | None:
+        match op:
+            case "describe":
+                ready_s = self._roles[SERVER].started_s + STARTUP_S
+                self._clock.sleep(max(0.0, ready_s - self._clock.now_s()))
+                return self._describe_server()
+            case "report":
+                return self._report_counters()
+            case "configure":
+                self.window_cap_bytes = arguments["window_cap_bytes"]
+                return {"ok": True}
+            case "reset":
+                return {"ok": True}
+        return None
+
+    def _ask_client(self, op: str) -> dict[str, Any] | None:
+        client = self._roles[CLIENT]
+        match op:
+            case "describe":
+                return self._describe_client()
+            case "start":
+                self._begin_load(client)
+                return {"ok": True}
+            case "report":
+                return {"bytes_received": self._moved_bytes(client), "bytes_sent": 0}
+        return None
+
+    # What the roles say ----------------------------------------------------------
+
+    def _trace(self, role: str) -> bytes:
+        tracer = self._roles[role]
+        if self._clock.now_s() < tracer.started_s + self._faults.attach_s:
+            return b""
+        script = Path(tracer.options["script"]).stem
+        lines = (self._runner.recordings / f"{script}.jsonl").read_bytes().splitlines(True)
+        announced = json.loads(lines[0])
+        announced["data"]["probes"] -= self._faults.missing_probe_count
+        head, maps = [json.dumps(announced).encode() + b"\n", *lines[1:2]], lines[2:]
+        is_over = tracer.ends_s <= self._clock.now_s()
+        if not is_over or tracer.is_killed or self._was_no_load():
+            return b"".join(head)
+        if self._faults.is_trace_cut:
+            return b"".join([*head, *maps])[:-20]
+        if self._faults.lost_event_count:
+            lost = {"type": "lost_events", "data": {"events": self._faults.lost_event_count}}
+            maps.append(json.dumps(lost).encode() + b"\n")
+        return b"".join([*head, *maps])
+
+    def _was_no_load(self) -> bool:
+        client = self._roles.get(CLIENT)
+        return client is None or client.began_load_s > self._clock.now_s()
+
+    def _describe_server(self) -> dict[str, Any]:
+        description = _load("server-describe")
+        server = self._roles[SERVER].options
+        description["probes"]["provider_path"] = f"{self.probe_directory()}/s2n_quic.so"
+        description["granted"]["tx_ring"] = _make_ring(
+            asked_bytes=int(server.get("--queue-send-buffer-size", "131072")),
+            payload_bytes=min(
+                int(server.get("--max-mtu", "9000")) * int(server.get("--max-segments", "10")),
+                65_535,
+            ),
+        )
+        return description
+
+    def _describe_client(self) -> dict[str, Any]:
+        description = _load("client-describe")
+        if self._faults.holdable_bytes is not None:
+            description["holdable_bytes"] = self._faults.holdable_bytes
+        return description
+
+    def _report_counters(self) -> dict[str, Any]:
+        client = self._roles.get(CLIENT)
+        report = _load("server-report")
+        if client is None or client.began_load_s > self._clock.now_s():
+            return _zero(report)
+        is_draining = self._clock.now_s() < client.ends_s + CLOSE_S
+        open_count = self._faults.open_connection_count or int(is_draining)
+        report["total"]["connections"]["open_count"] = open_count
+        report["total"]["tx"]["send_call_count"] += self._faults.uncounted_count
+        report["rings_empty"] = not is_draining
+        return report
+
+    def _moved_bytes(self, client: _Role) -> int:
+        if self._was_no_load():
+            return 0
+        return int((self._clock.now_s() - client.began_load_s) * MOVED_BYTES_PER_S)
+
+    def _leave_result(self, client: _Role) -> None:
+        if self._was_no_load() or client.is_killed or client.exit_status not in {0, 5, 130}:
+            return
+        result = _load("client-result")
+        if client.exit_status:
+            result |= {"ok": False, "reason": "stalled: nothing moved for 10.0 s"}
+        self.write(CLIENT, "client.json", json.dumps(result).encode())
+
+    def _role(self, role: str) -> _Role:
+        try:
+            return self._roles[role]
+        except KeyError:
+            raise RunError(f"{role} was not started in this run") from None
+
+    def _check_alive(self, role: str) -> None:
+        started = self._role(role)
+        if self._clock.now_s() >= started.ends_s:
+            raise RoleExitedError(
+                role,
+                exit_status=started.exit_status,
+                last_words=started.stderr.strip(),
+                after_s=self.uptime_s(role),
+            )
+
+
+def _load(name: str) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads((RECORDINGS / f"{name}.json").read_bytes())
+    return value
+
+
+def _read_options(argv: Sequence[str]) -> dict[str, str]:
+    """Options with their values; of a tracer also its script."""
+    options = {
+        word: value
+        for word, value in itertools.pairwise(argv)
+        if word.startswith("-") and not value.startswith("--")
+    }
+    scripts = [word for word in argv if word.endswith(".bt")]
+    return options | ({"script": scripts[0]} if scripts else {})
+
+
+def _load_s(options: Mapping[str, str]) -> float:
+    moved_bytes = int(options.get("--receive", "0")) + int(options.get("--send", "0"))
+    by_bytes_s = moved_bytes / MOVED_BYTES_PER_S if moved_bytes else float("inf")
+    by_time_s = float(options["--duration"]) if "--duration" in options else float("inf")
+    return min(by_bytes_s, by_time_s)
+
+
+def _make_ring(*, asked_bytes: int, payload_bytes: int) -> dict[str, int]:
+    """The original's sizing rule: entries rounded up to a power of two, at least one."""
+    entries = max(1, asked_bytes // payload_bytes)
+    return {
+        "entries": 1 << (entries - 1).bit_length(),
+        "payload_bytes": payload_bytes,
+        "asked_bytes": asked_bytes,
+    }
+
+
+def _zero(report: dict[str, Any]) -> dict[str, Any]:
+    totals = {
+        group: {
+            name: 0 if isinstance(value, int) else type(value)() for name, value in counts.items()
+        }
+        for group, counts in report["total"].items()
+    }
+    return report | {"total": totals, "rings_empty": True}
