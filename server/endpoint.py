@@ -328,15 +328,15 @@ class Endpoint:
         Hand events to the application and let it write as much as can be sent.
         """
         connection = session.connection
+        self._drain_events(session, now_s)
+        session.unblock(self._ring_bytes(session))
+        if session.is_blocked:
+            return
+        window_bytes = internals.window_bytes(connection) - internals.in_flight_bytes(connection)
+        if window_bytes <= 0:
+            return
         try:
-            self._drain_events(session, now_s)
-            session.unblock(self._ring_bytes(session))
-            if not session.is_blocked:
-                window_bytes = internals.window_bytes(connection) - internals.in_flight_bytes(
-                    connection
-                )
-                if window_bytes > 0:
-                    session.application.produce(min(window_bytes, _LARGEST_PRODUCE_BYTES))
+            session.application.produce(min(window_bytes, _LARGEST_PRODUCE_BYTES))
         except Exception as error:  # noqa: BLE001 - one connection's fault is not the others'
             self._fail(session, error)
 
@@ -388,7 +388,10 @@ class Endpoint:
 
     def _drain_events(self, session: Session, now_s: float) -> None:
         while (event := session.connection.next_event()) is not None:
-            self._on_event(session, event, now_s)
+            try:
+                self._on_event(session, event, now_s)
+            except Exception as error:  # noqa: BLE001 - one connection's fault is not the others'
+                self._fail(session, error)
 
     def _on_event(self, session: Session, event: QuicEvent, now_s: float) -> None:
         match event:

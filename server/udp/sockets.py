@@ -124,16 +124,18 @@ class UdpSocket:
             rx_payload_bytes(max_mtu_bytes=options.max_mtu_bytes, is_gro_on=has_gro),
         )
         is_ipv6 = sock.family == socket.AF_INET6
+        limits = TrainLimits(
+            datagram_count=max_segments if has_gso else 1,
+            message_bytes=min(
+                tx_ring.payload_bytes,
+                LARGEST_MESSAGE_BYTES_IPV6 if is_ipv6 else LARGEST_MESSAGE_BYTES_IPV4,
+            ),
+        )
         self.tx = TxPath(
             sock.fileno(),
+            _native.Sender(tx_ring.entries, limits.datagram_count),
             ring=Ring(tx_ring.entries),
-            limits=TrainLimits(
-                datagram_count=max_segments if has_gso else 1,
-                message_bytes=min(
-                    tx_ring.payload_bytes,
-                    LARGEST_MESSAGE_BYTES_IPV6 if is_ipv6 else LARGEST_MESSAGE_BYTES_IPV4,
-                ),
-            ),
+            limits=limits,
             has_mmsg=has_mmsg,
             channel=first_channel,
             listening=listening,

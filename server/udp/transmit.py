@@ -14,7 +14,7 @@ the socket's side.
 import errno
 from collections import deque
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from server.counters import TxCounters
 from server.probes import (
@@ -42,12 +42,28 @@ _FULL: Final = frozenset({errno.EAGAIN, errno.ENOBUFS, errno.ENOMEM})
 _GSO_REFUSED: Final = frozenset({errno.EIO, errno.EINVAL})
 
 
+class Sender(Protocol):
+    """
+    The calls that send filled slots; each answers a count, or minus errno.
+    """
+
+    def send(self, fd: int, slots: list[Message | None], first: int, count: int, /) -> int:
+        """A run of slots by sendmmsg; messages sent."""
+
+    def send_one(self, fd: int, slots: list[Message | None], slot: int, /) -> int:
+        """One slot by sendmsg; 1."""
+
+    def send_apart(self, fd: int, slots: list[Message | None], slot: int, /) -> int:
+        """The datagrams of one slot by sendmmsg, each as a message; datagrams sent."""
+
+
 class TxPath:
     """
     One TX ring over one socket.
 
     Args:
         fd: The socket.
+        sender: Makes the calls: `_native.Sender`.
         ring: Its cursors.
         limits: How large a message may become.
         has_mmsg: Whether sendmmsg may be called.
@@ -59,6 +75,7 @@ class TxPath:
     def __init__(
         self,
         fd: int,
+        sender: Sender,
         *,
         ring: Ring,
         limits: TrainLimits,
@@ -77,7 +94,7 @@ class TxPath:
         self._channel = channel
         self._listening = listening
         self._on_degraded = on_degraded
-        self._native = _native.Sender(ring.capacity, limits.datagram_count)
+        self._sender = sender
         self._slots: list[Message | None] = [None] * ring.capacity
         self._train: Train | None = None
         self._train_slot = 0
@@ -261,14 +278,14 @@ class TxPath:
             return self._send_one(first)
         counters = self.counters
         counters.send_call_count += 1
-        sent = self._native.send(self._fd, self._slots, first, count)
+        sent = self._sender.send(self._fd, self._slots, first, count)
         counters.messages_per_call[sent.bit_length() if sent > 0 else 0] += 1
         return sent
 
     def _send_one(self, slot: int) -> int:
         counters = self.counters
         counters.single_send_call_count += 1
-        sent = self._native.send_one(self._fd, self._slots, slot)
+        sent = self._sender.send_one(self._fd, self._slots, slot)
         counters.messages_per_call[1 if sent > 0 else 0] += 1
         return sent
 
@@ -282,7 +299,7 @@ class TxPath:
         if self._has_mmsg:
             counters = self.counters
             counters.send_call_count += 1
-            sent = self._native.send_apart(self._fd, self._slots, slot)
+            sent = self._sender.send_apart(self._fd, self._slots, slot)
             counters.messages_per_call[sent.bit_length() if sent > 0 else 0] += 1
         else:
             self._slots[slot] = (address, datagrams[:1])

@@ -1,0 +1,317 @@
+"""
+server.endpoint: connections over real sockets, the ring that paces them, and rubbish.
+"""
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+from aioquic.quic.connection import QuicConnection
+from aioquic.quic.events import ConnectionTerminated
+from aioquic.quic.packet import QuicPacketType, pull_quic_header
+from aioquic.buffer import Buffer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from server.options import EndpointOptions
+from server.perf import find_content_error
+from server.udp.model import UdpOptions
+from tests.server.world import World, make_configuration
+
+ASKED_BYTES = 400_000
+
+
+def _check_download(application):
+    assert len(application.received) == ASKED_BYTES
+    assert find_content_error(bytes(application.received), 0) is None
+
+
+@pytest.mark.parametrize("pacing", ["ring", "aioquic", "off"])
+@pytest.mark.parametrize("tx_ring_bytes", [128_000, 8_000_000], ids=["128k", "8M"])
+def test_download_is_complete_with_every_pacing_and_ring(pacing, tx_ring_bytes):
+    """Every byte comes, whatever paces and however small the ring is."""
+    with World(UdpOptions(tx_ring_bytes=tx_ring_bytes), EndpointOptions(pacing=pacing)) as world:
+        application = world.add_client(asked_bytes=ASKED_BYTES)
+        world.run()
+        _check_download(application)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(UdpOptions(is_gso_on=False), id="no-gso"),
+        pytest.param(UdpOptions(is_gro_on=False), id="no-gro"),
+        pytest.param(UdpOptions(max_segments=64), id="64-segments"),
+        pytest.param(UdpOptions(rx_ring_bytes=65_535), id="rx-ring-of-one"),
+        pytest.param(UdpOptions(max_mtu_bytes=1500), id="mtu-1500"),
+    ],
+)
+def test_download_is_complete_with_every_offload(options):
+    """GSO, GRO and the rings' sizes change how bytes travel, never which."""
+    with World(options) as world:
+        application = world.add_client(asked_bytes=ASKED_BYTES)
+        world.run()
+        _check_download(application)
+
+
+def test_download_works_over_ipv6():
+    """The same over IPv6, where it is on; messages keep to its smaller limit."""
+    if not Path("/proc/net/if_inet6").exists() or not Path("/proc/net/if_inet6").read_text():
+        pytest.skip("needs IPv6")
+    with World(UdpOptions(tx_ring_bytes=8_000_000, max_segments=64), ip="::1") as world:
+        application = world.add_client(asked_bytes=ASKED_BYTES)
+        world.run()
+        _check_download(application)
+        assert world.counts()["tx"]["error_counts"] == {}
+
+
+def test_many_connections_share_one_small_ring():
+    """Connections take turns in a ring of one slot; each gets all its bytes."""
+    with World(UdpOptions(tx_ring_bytes=128_000)) as world:
+        applications = [world.add_client(asked_bytes=ASKED_BYTES) for _ in range(5)]
+        world.run()
+        for application in applications:
+            _check_download(application)
+        assert world.counts()["connections"] == {
+            "opened_count": 5,
+            "open_count": 0,
+            "closed_count": 5,
+        }
+
+
+def test_upload_is_drained_and_counted():
+    """A client's upload arrives whole while the answer goes back."""
+    with World() as world:
+        application = world.add_client(asked_bytes=ASKED_BYTES, upload=os.urandom(300_000))
+        world.run()
+        _check_download(application)
+        assert world.counts()["rx"]["byte_received_count"] > 300_000
+
+
+@pytest.mark.parametrize("datagram_bytes", [1200, 8972])
+def test_a_ring_of_one_slot_gives_calls_of_one_message(datagram_bytes):
+    """With 128,000 bytes of ring every sendmmsg carries exactly one message."""
+    options = UdpOptions(tx_ring_bytes=128_000)
+    with World(options, datagram_bytes=datagram_bytes) as world:
+        world.add_client(asked_bytes=1_000_000)
+        world.run()
+        tx = world.counts()["tx"]
+        assert [bucket["max"] for bucket in tx["messages_per_call"]] == [1]
+        assert tx["send_call_count"] == tx["message_sent_count"]
+
+
+@pytest.mark.parametrize(
+    ("datagram_bytes", "asked_bytes"), [(1200, 4_000_000), (8972, 12_000_000)]
+)
+def test_a_large_ring_gives_calls_of_many_messages(datagram_bytes, asked_bytes):
+    """With 8,000,000 bytes of ring most messages leave in calls of 16 or more."""
+    options = UdpOptions(tx_ring_bytes=8_000_000)
+    with World(options, datagram_bytes=datagram_bytes) as world:
+        world.add_client(asked_bytes=asked_bytes)
+        world.run()
+        buckets = world.counts()["tx"]["messages_per_call"]
+        calls = sum(bucket["count"] for bucket in buckets)
+        large = sum(bucket["count"] for bucket in buckets if bucket["min"] >= 16)
+        # Slow start begins with small ones; they are as many in a short run as in a long.
+        assert large >= calls / 3
+        assert max(bucket["min"] for bucket in buckets) >= 16
+
+
+def test_counters_agree_with_each_other():
+    """What was written was sent, what was received was read, call by call."""
+    with World(UdpOptions(tx_ring_bytes=1_000_000)) as world:
+        world.add_client(asked_bytes=ASKED_BYTES)
+        world.run()
+        tx, rx = world.counts()["tx"], world.counts()["rx"]
+        assert tx["datagram_written_count"] == tx["datagram_sent_count"]
+        assert tx["message_written_count"] == tx["message_sent_count"]
+        assert sum(one["count"] for one in tx["messages_per_call"]) == tx["send_call_count"]
+        assert rx["message_received_count"] == rx["message_read_count"]
+        client_rx = world.clients[0].udp.rx.counters
+        client_tx = world.clients[0].udp.tx.counters
+        assert client_rx.datagram_read_count == tx["datagram_sent_count"]
+        assert client_rx.byte_received_count == tx["byte_sent_count"]
+        assert client_tx.datagram_sent_count == rx["datagram_read_count"]
+
+
+def test_a_window_cap_bounds_what_is_in_flight():
+    """No connection has more in flight than its cap, and the cap can be changed later."""
+    with World(options=EndpointOptions(window_cap_bytes=50_000)) as world:
+        world.add_client(asked_bytes=ASKED_BYTES)
+        largest = 0
+        while not world.applications[0].is_over:
+            world.loop.turn(most_wait_s=0.05)
+            for session in world.server._by_connection.values():
+                largest = max(largest, session.connection._loss.bytes_in_flight)
+        # A probe or an ACK may pass it by a datagram (RFC 9002, Section 7).
+        assert 0 < largest <= 50_000 + 2 * 1200
+        world.server.set_window_cap(0)
+        assert world.server._configuration.congestion_control_algorithm == "reno"
+
+
+def test_the_peers_limit_is_kept_when_asked():
+    """With --strict-peer-limit no datagram is larger than the client's max_udp_payload_size."""
+    with World(options=EndpointOptions(is_peer_limit_kept=True), datagram_bytes=8972) as world:
+        # aioquic's own client states no limit, so one is set where the server reads it.
+        application = world.add_client(asked_bytes=ASKED_BYTES)
+        application.connection._quic_logger = None
+        world.run()
+        _check_download(application)
+        assert world.counts()["tx"]["error_counts"] == {}
+
+
+def test_close_tells_the_clients_and_gives_the_port_back():
+    """A server that ends closes its connections with words, and its port can be bound at once."""
+    world = World()
+    application = world.add_client(asked_bytes=2**40)
+    while not application.received:
+        world.loop.turn(most_wait_s=0.05)
+    address = world.server.udp.address
+    world.server.close(reason="the server ends")
+    while not application.is_over:
+        world.loop.turn(most_wait_s=0.05)
+    last = application.events[-1]
+    assert isinstance(last, ConnectionTerminated)
+    assert (last.error_code, last.reason_phrase) == (0, "the server ends")
+    assert world.server.connections.report_reasons()[0]["by"] == "self"
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.bind(address)
+    world.clients[0].close()
+
+
+def test_an_idle_client_ends_by_idle_timeout():
+    """A client that falls silent is counted as closed, by the idle timeout."""
+    with World() as world:
+        world.server._configuration.idle_timeout = 0.2
+        application = world.add_client(asked_bytes=2**40)
+        while not application.received:
+            world.loop.turn(most_wait_s=0.05)
+        world.clients.pop().udp.sock.close()  # the close never leaves
+        world.loop._endpoints[:] = [world.server]
+        while not world.is_settled:
+            world.loop.turn(most_wait_s=0.05)
+        assert [one["by"] for one in world.server.connections.report_reasons()] == ["idle"]
+
+
+# Rubbish -----------------------------------------------------------------------
+
+
+def _initial_datagram():
+    connection = QuicConnection(
+        configuration=make_configuration(is_client=True, datagram_bytes=1200)
+    )
+    connection.connect(("127.0.0.1", 1), now=0.0)
+    return connection.datagrams_to_send(0.0)[0][0]
+
+
+INITIAL = _initial_datagram()
+
+
+def _send(world, *datagrams):
+    """Send datagrams from a socket of their own, turn once, and return what came back."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        for datagram in datagrams:
+            sock.sendto(datagram, world.server.udp.address)
+        for _ in range(3):
+            world.loop.turn(most_wait_s=0.0)
+        sock.setblocking(False)
+        answers = []
+        while True:
+            try:
+                answers.append(sock.recv(65_535))
+            except BlockingIOError:
+                return answers
+
+
+@pytest.mark.parametrize(
+    ("datagram", "why"),
+    [
+        pytest.param(b"", "not_quic", id="empty"),
+        pytest.param(b"\x00" * 100, "not_quic", id="zeros"),
+        pytest.param(b"\x40" + b"x" * 4, "not_quic", id="short-header-too-short"),
+        pytest.param(b"\x40" + b"x" * 40, "unknown_connection", id="unknown-short-header"),
+        pytest.param(b"\xc0\x00\x00\x00\x01", "not_quic", id="long-header-cut"),
+        pytest.param(b"\xc0\x00\x00\x00\x01\xff" + b"x" * 50, "not_quic", id="connection-id-cut"),
+        pytest.param(INITIAL[:1199], "unknown_connection", id="initial-below-1200"),
+        pytest.param(INITIAL[:400] + os.urandom(800), "not_initial", id="initial-that-does-not-open"),
+        pytest.param(b"GET / HTTP/1.1\r\n\r\n" * 4, "unknown_connection", id="http"),
+        pytest.param(
+            b"\xc0" + bytes(4) + b"\x08" + b"d" * 8 + b"\x08" + b"s" * 8 + bytes(1300),
+            "unsupported_version",
+            id="version-negotiation",
+        ),
+    ],
+)
+def test_rubbish_is_dropped_in_silence_and_counted(datagram, why):
+    """What is no packet of a connection gets no answer and no state, only a count."""
+    with World() as world:
+        assert _send(world, datagram) == []
+        assert world.counts()["rx"]["datagram_dropped_counts"] == {why: 1}
+        assert world.counts()["connections"]["opened_count"] == 0
+        assert world.server._sessions == {}
+
+
+def test_an_unknown_version_is_answered_once_it_is_large_enough():
+    """A first datagram of 1,200 bytes in another version gets our versions; a shorter none."""
+    header = b"\xc0\x1a\x2a\x3a\x4a\x08" + b"d" * 8 + b"\x05" + b"s" * 5
+    with World() as world:
+        assert _send(world, (header + bytes(1200))[:1199]) == []
+        (answer,) = _send(world, (header + bytes(1200))[:1200])
+    parsed = pull_quic_header(Buffer(data=answer))
+    assert parsed.packet_type == QuicPacketType.VERSION_NEGOTIATION
+    assert (parsed.destination_cid, parsed.source_cid) == (b"s" * 5, b"d" * 8)
+    assert 0x00000001 in parsed.supported_versions
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.one_of(
+        st.binary(max_size=1400),
+        st.tuples(st.integers(0, 1199), st.binary(min_size=1, max_size=40)).map(
+            lambda part: (INITIAL[: part[0]] + part[1] + INITIAL[part[0] + len(part[1]) :])
+        ),
+        st.binary(min_size=1200, max_size=1300).map(lambda tail: INITIAL[:6] + tail),
+    )
+)
+def test_no_datagram_ends_the_server(datagram):
+    """After any datagram at all, the server still serves the next client."""
+    world = FUZZED
+    _send(world, datagram)
+    assert "fault" not in world.counts()["rx"]["datagram_dropped_counts"]
+
+
+FUZZED = World()
+
+
+def test_the_fuzzed_server_still_serves():
+    """The server that all that rubbish went to still completes a download."""
+    _send(FUZZED, INITIAL)
+    FUZZED.server._configuration.idle_timeout = 1
+    application = FUZZED.add_client(asked_bytes=ASKED_BYTES)
+    while not application.is_over:
+        FUZZED.loop.turn(most_wait_s=0.05)
+    _check_download(application)
+
+
+def test_a_fault_in_an_application_ends_its_connection_alone(capsys):
+    """An application that raises loses its connection; others and the server go on."""
+
+    class Faulty:
+        def on_event(self, event, now_s):
+            raise ZeroDivisionError("planted")
+
+        def produce(self, window_bytes):
+            """Never called."""
+
+    with World() as world:
+        accept, world.server._accept = world.server._accept, lambda connection: Faulty()
+        faulty = world.add_client(asked_bytes=10)
+        while not faulty.is_over:
+            world.loop.turn(most_wait_s=0.05)
+        world.server._accept = accept
+        application = world.add_client(asked_bytes=ASKED_BYTES)
+        world.run()
+        _check_download(application)
+        assert faulty.events[-1].error_code == 1  # INTERNAL_ERROR, RFC 9000, Section 20.1
+    assert "ZeroDivisionError: planted" in capsys.readouterr().err
