@@ -36,8 +36,9 @@ _SHORT_FORMS: Final = {
 _DEFINITION: Final = re.compile(r"(struct|union|enum|typedef|fn|macro|config|import|let)\b")
 _TOKEN: Final = re.compile(r'(?:"[^"]*"|[^\s,"])+|,')
 _COMMENT_OR_STRING: Final = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\])*"', re.DOTALL)
-_MAP_FILL: Final = r"{name}\b(?:\[[^=;]*?\])?\s*(?:=(?!=)|\+\+|--|[-+*/|&^]=)"
+_MAP_FILL: Final = r"{name}(?!\w)(?:\[[^=;]*?\])?\s*(?:=(?!=)|\+\+|--|[-+*/|&^]=)"
 _ANY_MAP: Final = re.compile(r"@\w*")
+_EMPTIED_MAP: Final = re.compile(r"\b(?:clear|delete)\s*\(\s*(@\w*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +108,17 @@ def parse_blocks(text: str) -> tuple[ProbeBlock, ...]:
     return tuple(blocks)
 
 
-def find_maps(blocks: tuple[ProbeBlock, ...]) -> tuple[str, ...]:
-    """Name the maps that probes fill, in order of appearance."""
+def find_result_maps(blocks: tuple[ProbeBlock, ...]) -> tuple[str, ...]:
+    """
+    Name the maps that probes fill, in order of appearance.
+
+    Maps that the script itself empties (clear, delete) are its scratch and no results.
+    """
+    scratch = {name for block in blocks for name in _EMPTIED_MAP.findall(block.body)}
     names = dict.fromkeys(
         name for block in blocks for name in _ANY_MAP.findall(block.body) if block.fills(name)
     )
-    return tuple(names)
+    return tuple(name for name in names if name not in scratch)
 
 
 def _parse_head(head: str) -> tuple[AttachPoint, ...]:

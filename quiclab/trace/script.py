@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from quiclab.errors import MachineError, UsageError
-from quiclab.trace.attach import AttachPoint, ProbeBlock, find_maps, parse_blocks
+from quiclab.trace.attach import AttachPoint, ProbeBlock, find_result_maps, parse_blocks
 from quiclab.trace.events import Trace
 from quiclab.trace.kernel import KernelProbes
 
@@ -255,7 +255,7 @@ def parse_script(text: str, *, path: Path, is_shipped: bool = False) -> Script:
             for key, values in entries.items()
             if key not in explained
         },
-        maps=notes or tuple(MapNote(name, "", "") for name in find_maps(blocks)),
+        maps=notes or tuple(MapNote(name, "", "") for name in find_result_maps(blocks)),
         checks=tuple(_parse_check(entry) for entry in entries.get("Check", [])),
         blocks=blocks,
     )
