@@ -13,7 +13,6 @@ import inspect
 import os
 import signal
 import sys
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
@@ -274,6 +273,8 @@ class LabProgram(Program):
 
     def print_version(self) -> None:
         """Say the version that `pyproject.toml` holds."""
+        import tomllib  # noqa: PLC0415  (10 ms that nothing else need wait)
+
         with Path(__file__).parents[1].joinpath("pyproject.toml").open("rb") as file:
             print(f"{self.name} {tomllib.load(file)['project']['version']}")
 
