@@ -319,6 +319,7 @@ class _Run:
         self._evidence.is_load_started = True
         with self._interrupts.allowed():
             status = self._await_client(place)
+        self._record.progress(1.0, left_s=0.0)
         if status not in {0, CLIENT_INCOMPLETE}:
             raise _exited(place, CLIENT, status)
         self._evidence.is_load_complete = True
