@@ -7,6 +7,7 @@ reason is in the JSON and on stderr); 2 and 4: nothing was sent, one line says w
 """
 
 import json
+import logging
 import os
 import signal
 import sys
@@ -29,6 +30,8 @@ def main(argv: Sequence[str] | None = None) -> ExitStatus:
     Run one load from a command line.
     """
     settings = parse_settings(sys.argv[1:] if argv is None else argv)
+    # aioquic warns of every failed handshake; the result tells the same in one line.
+    logging.getLogger("quic").addHandler(logging.NullHandler())
     try:
         return _run(settings)
     except ClientError as error:
