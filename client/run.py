@@ -96,8 +96,23 @@ class Run:
                 endpoint.touch(session.connection)
         if all(session.is_over for session in self._sessions):
             return False
+        self._close_complete()
         self._keep_time(now_s)
         return now_s < self._given_up_s + CLOSE_S
+
+    def _close_complete(self) -> None:
+        """
+        Close all connections when the last one is complete.
+
+        Not each for itself: while another still uploads, the server's receive buffer may
+        be full and drop the one datagram that tells of a close, and the server would then
+        wait for its idle timeout.
+        """
+        if all(session.is_complete or session.is_closing for session in self._sessions):
+            for session, endpoint in zip(self._sessions, self._endpoints, strict=True):
+                if not session.is_closing:
+                    session.end("load complete")
+                    endpoint.touch(session.connection)
 
     def give_up(self, reason: str) -> None:
         """
@@ -157,7 +172,7 @@ class Run:
         if self._stop_at_s is not None and now_s >= self._stop_at_s and not self._is_stopped:
             self._is_stopped = True
             for session, endpoint in zip(self._sessions, self._endpoints, strict=True):
-                session.stop(now_s)
+                session.stop()
                 endpoint.touch(session.connection)
         progress = sum(session.progress for session in self._sessions)
         if self._watch.note(progress, now_s=now_s):

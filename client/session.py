@@ -8,7 +8,7 @@ How a load with a duration ends. Answers without an end are ended by STOP_SENDIN
 which the server answers by RESET_STREAM. Uploads without an end are ended as the
 perf draft ends every upload: by FIN, after what was already handed to the
 connection. Then the client waits until the reset, or the acknowledgement of
-everything up to the FIN, has come, and closes.
+everything up to the FIN, has come. Closing is left to whoever drives the load.
 """
 
 from collections import deque
@@ -108,6 +108,13 @@ class Session:
         return self.received_bytes + self.sent_bytes + events
 
     @property
+    def is_closing(self) -> bool:
+        """
+        The connection's end has begun, from whichever side.
+        """
+        return self._is_closing
+
+    @property
     def is_over(self) -> bool:
         """
         Nothing more will happen: the connection has ended.
@@ -147,7 +154,7 @@ class Session:
         """
         Look at what brings no event: acknowledged uploads, an error found on our side.
 
-        To be called once per turn of the loop. Closes the connection when all is done.
+        To be called once per turn of the loop.
 
         Returns:
             Whether the connection has something new to send.
@@ -162,11 +169,9 @@ class Session:
         for stream in list(self._uploads.values()):
             if stream.upload is not None:
                 self._note_acknowledged(stream, stream.upload, now_s)
-        if self.is_complete:
-            self.end("load complete")
-        return self._is_closing or len(self.streams) > opened_count
+        return len(self.streams) > opened_count
 
-    def stop(self, now_s: float) -> None:
+    def stop(self) -> None:
         """
         Time is up: end all streams as the module's text says, open no others.
         """
@@ -176,7 +181,6 @@ class Session:
                 stream.is_stopped = True
                 self.connection.stop_stream(stream.stream_id, 0)
             self._feed.finish(stream.stream_id)
-        self.observe(now_s)
 
     def end(self, reason: str, *, error_code: int = 0) -> None:
         """

@@ -26,7 +26,7 @@ def certificate() -> ServerCertificate:
 
 
 class Client:
-    """A session as the load drives it: observed once per turn."""
+    """A session as the load drives it: observed once per turn, closed when complete."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -40,6 +40,8 @@ class Client:
         """Observe, then top up."""
         self.now_s += 0.001
         self.session.observe(self.now_s)
+        if self.session.is_complete:
+            self.session.end("load complete")
         self.session.produce(window_bytes)
 
 
@@ -86,7 +88,7 @@ class Load:
         """
         Time is up.
         """
-        self.session.stop(self.client.now_s)
+        self.session.stop()
 
 
 def _verifying_server(connection: QuicConnection) -> PerfServer:
