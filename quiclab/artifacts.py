@@ -199,11 +199,10 @@ class RunFolder:
             raise UsageError(f"--output {output} is a file; give a folder")
         try:
             owner = _find_owner(output)
-            for directory in [
-                *reversed(_missing_parts(output)),
-                output / name,
-                output / name / "logs",
-            ]:
+            for directory in reversed(_missing_parts(output)):
+                directory.mkdir(exist_ok=True)  # another run may make it at the same time
+                _give(directory, owner)
+            for directory in (output / name, output / name / "logs"):
                 directory.mkdir()
                 _give(directory, owner)
         except OSError as error:

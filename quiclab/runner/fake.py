@@ -341,7 +341,7 @@ class FakePlace:
         return client is None or client.began_load_s > self._clock.now_s()
 
     def _describe_server(self) -> dict[str, Any]:
-        description = _load("server-describe")
+        description = load_recording("server-describe")
         server = self._roles[SERVER].options
         description["probes"]["provider_path"] = f"{self.probe_directory()}/s2n_quic.so"
         description["granted"]["tx_ring"] = _make_ring(
@@ -354,14 +354,14 @@ class FakePlace:
         return description
 
     def _describe_client(self) -> dict[str, Any]:
-        description = _load("client-describe")
+        description = load_recording("client-describe")
         if self._faults.holdable_bytes is not None:
             description["holdable_bytes"] = self._faults.holdable_bytes
         return description
 
     def _report_counters(self) -> dict[str, Any]:
         client = self._roles.get(CLIENT)
-        report = _load("server-report")
+        report = load_recording("server-report")
         if client is None or client.began_load_s > self._clock.now_s():
             return _zero(report)
         is_draining = self._clock.now_s() < client.ends_s + CLOSE_S
@@ -379,7 +379,7 @@ class FakePlace:
     def _leave_result(self, client: _Role) -> None:
         if self._was_no_load() or client.is_killed or client.exit_status not in {0, 5, 130}:
             return
-        result = _load("client-result")
+        result = load_recording("client-result")
         if client.exit_status:
             result |= {"ok": False, "reason": "stalled: nothing moved for 10.0 s"}
         self.write(CLIENT, "client.json", json.dumps(result).encode())
@@ -401,7 +401,11 @@ class FakePlace:
             )
 
 
-def _load(name: str) -> dict[str, Any]:
+def load_recording(name: str) -> dict[str, Any]:
+    """
+    What the recorded run's roles said: "server-describe", "server-report", "client-describe"
+    or "client-result".
+    """
     value: dict[str, Any] = json.loads((RECORDINGS / f"{name}.json").read_bytes())
     return value
 
