@@ -26,7 +26,7 @@ from aioquic.quic.events import (
     QuicEvent,
     StopSendingReceived,
 )
-from aioquic.quic.packet import QuicErrorCode
+from aioquic.quic.packet import QuicErrorCode, QuicFrameType
 
 from server import internals, routing
 from server.counters import ConnectionCounters
@@ -122,7 +122,9 @@ class Endpoint:
         Close all connections, send that, and give the port back.
         """
         for session in list(self._by_connection.values()):
-            session.connection.close(error_code=error_code, reason_phrase=reason)
+            session.connection.close(
+                error_code=error_code, frame_type=QuicFrameType.PADDING, reason_phrase=reason
+            )
             self._touch(session)
         now_s = self._loop.now_s()
         self.transmit(now_s)
@@ -267,8 +269,12 @@ class Endpoint:
         End a connection that tripped over a fault in it or under it.
         """
         self._show_fault(error)
+        # With a frame type it is the transport's close; without, aioquic takes the code for
+        # the application's own and hides it during the handshake.
         session.connection.close(
-            error_code=QuicErrorCode.INTERNAL_ERROR, reason_phrase="internal error"
+            error_code=QuicErrorCode.INTERNAL_ERROR,
+            frame_type=QuicFrameType.PADDING,
+            reason_phrase="internal error",
         )
 
     def _abandon(self, session: Session) -> None:
@@ -279,7 +285,7 @@ class Endpoint:
         session.application.on_event(
             ConnectionTerminated(
                 error_code=QuicErrorCode.INTERNAL_ERROR,
-                frame_type=None,
+                frame_type=QuicFrameType.PADDING,
                 reason_phrase="internal error",
             ),
             self._loop.now_s(),

@@ -4,13 +4,15 @@ server.endpoint: connections over real sockets, the ring that paces them, and ru
 
 import os
 import socket
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from aioquic._buffer import Buffer
 from aioquic.quic.connection import QuicConnection
 from aioquic.quic.events import ConnectionTerminated
 from aioquic.quic.packet import QuicPacketType, pull_quic_header
-from aioquic.buffer import Buffer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,14 +24,14 @@ from tests.server.world import World, make_configuration
 ASKED_BYTES = 400_000
 
 
-def _check_download(application):
+def _check_download(application: Any) -> None:
     assert len(application.received) == ASKED_BYTES
     assert find_content_error(bytes(application.received), 0) is None
 
 
 @pytest.mark.parametrize("pacing", ["ring", "aioquic", "off"])
 @pytest.mark.parametrize("tx_ring_bytes", [128_000, 8_000_000], ids=["128k", "8M"])
-def test_download_is_complete_with_every_pacing_and_ring(pacing, tx_ring_bytes):
+def test_download_is_complete_with_every_pacing_and_ring(pacing: Any, tx_ring_bytes: Any) -> None:
     """Every byte comes, whatever paces and however small the ring is."""
     with World(UdpOptions(tx_ring_bytes=tx_ring_bytes), EndpointOptions(pacing=pacing)) as world:
         application = world.add_client(asked_bytes=ASKED_BYTES)
@@ -47,7 +49,7 @@ def test_download_is_complete_with_every_pacing_and_ring(pacing, tx_ring_bytes):
         pytest.param(UdpOptions(max_mtu_bytes=1500), id="mtu-1500"),
     ],
 )
-def test_download_is_complete_with_every_offload(options):
+def test_download_is_complete_with_every_offload(options: Any) -> None:
     """GSO, GRO and the rings' sizes change how bytes travel, never which."""
     with World(options) as world:
         application = world.add_client(asked_bytes=ASKED_BYTES)
@@ -55,7 +57,7 @@ def test_download_is_complete_with_every_offload(options):
         _check_download(application)
 
 
-def test_download_works_over_ipv6():
+def test_download_works_over_ipv6() -> None:
     """The same over IPv6, where it is on; messages keep to its smaller limit."""
     if not Path("/proc/net/if_inet6").exists() or not Path("/proc/net/if_inet6").read_text():
         pytest.skip("needs IPv6")
@@ -66,7 +68,7 @@ def test_download_works_over_ipv6():
         assert world.counts()["tx"]["error_counts"] == {}
 
 
-def test_many_connections_share_one_small_ring():
+def test_many_connections_share_one_small_ring() -> None:
     """Connections take turns in a ring of one slot; each gets all its bytes."""
     with World(UdpOptions(tx_ring_bytes=128_000)) as world:
         applications = [world.add_client(asked_bytes=ASKED_BYTES) for _ in range(5)]
@@ -80,7 +82,7 @@ def test_many_connections_share_one_small_ring():
         }
 
 
-def test_upload_is_drained_and_counted():
+def test_upload_is_drained_and_counted() -> None:
     """A client's upload arrives whole while the answer goes back."""
     with World() as world:
         application = world.add_client(asked_bytes=ASKED_BYTES, upload=os.urandom(300_000))
@@ -90,7 +92,7 @@ def test_upload_is_drained_and_counted():
 
 
 @pytest.mark.parametrize("datagram_bytes", [1200, 8972])
-def test_a_ring_of_one_slot_gives_calls_of_one_message(datagram_bytes):
+def test_a_ring_of_one_slot_gives_calls_of_one_message(datagram_bytes: Any) -> None:
     """With 128,000 bytes of ring every sendmmsg carries exactly one message."""
     options = UdpOptions(tx_ring_bytes=128_000)
     with World(options, datagram_bytes=datagram_bytes) as world:
@@ -101,10 +103,8 @@ def test_a_ring_of_one_slot_gives_calls_of_one_message(datagram_bytes):
         assert tx["send_call_count"] == tx["message_sent_count"]
 
 
-@pytest.mark.parametrize(
-    ("datagram_bytes", "asked_bytes"), [(1200, 4_000_000), (8972, 12_000_000)]
-)
-def test_a_large_ring_gives_calls_of_many_messages(datagram_bytes, asked_bytes):
+@pytest.mark.parametrize(("datagram_bytes", "asked_bytes"), [(1200, 4_000_000), (8972, 12_000_000)])
+def test_a_large_ring_gives_calls_of_many_messages(datagram_bytes: Any, asked_bytes: Any) -> None:
     """With 8,000,000 bytes of ring most messages leave in calls of 16 or more."""
     options = UdpOptions(tx_ring_bytes=8_000_000)
     with World(options, datagram_bytes=datagram_bytes) as world:
@@ -118,7 +118,7 @@ def test_a_large_ring_gives_calls_of_many_messages(datagram_bytes, asked_bytes):
         assert max(bucket["min"] for bucket in buckets) >= 16
 
 
-def test_counters_agree_with_each_other():
+def test_counters_agree_with_each_other() -> None:
     """What was written was sent, what was received was read, call by call."""
     with World(UdpOptions(tx_ring_bytes=1_000_000)) as world:
         world.add_client(asked_bytes=ASKED_BYTES)
@@ -135,7 +135,7 @@ def test_counters_agree_with_each_other():
         assert client_tx.datagram_sent_count == rx["datagram_read_count"]
 
 
-def test_a_window_cap_bounds_what_is_in_flight():
+def test_a_window_cap_bounds_what_is_in_flight() -> None:
     """No connection has more in flight than its cap, and the cap can be changed later."""
     with World(options=EndpointOptions(window_cap_bytes=50_000)) as world:
         world.add_client(asked_bytes=ASKED_BYTES)
@@ -150,18 +150,33 @@ def test_a_window_cap_bounds_what_is_in_flight():
         assert world.server._configuration.congestion_control_algorithm == "reno"
 
 
-def test_the_peers_limit_is_kept_when_asked():
-    """With --strict-peer-limit no datagram is larger than the client's max_udp_payload_size."""
-    with World(options=EndpointOptions(is_peer_limit_kept=True), datagram_bytes=8972) as world:
-        # aioquic's own client states no limit, so one is set where the server reads it.
-        application = world.add_client(asked_bytes=ASKED_BYTES)
-        application.connection._quic_logger = None
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_the_peers_limit_is_kept_only_when_asked(is_kept: Any) -> None:
+    """A client's max_udp_payload_size bounds datagrams with --strict-peer-limit, else not."""
+    stated = b"\x03\x02\x45\x14"  # max_udp_payload_size (RFC 9000, Section 18.2) = 1300
+
+    def state_limit(connection: Any) -> None:
+        write = connection._serialize_transport_parameters
+        connection._serialize_transport_parameters = lambda: write() + stated
+
+    options = EndpointOptions(is_peer_limit_kept=is_kept)
+    with World(options=options, datagram_bytes=8972) as world:
+        application = world.add_client(asked_bytes=ASKED_BYTES, on_made=state_limit)
+        largest = 0
+        feed = world.clients[0]._receive_datagram
+
+        def watch(datagram: Any, address: Any, now_s: Any) -> None:
+            nonlocal largest
+            largest = max(largest, len(datagram))
+            feed(datagram, address, now_s)
+
+        world.clients[0]._receive_datagram = watch  # type: ignore[method-assign]
         world.run()
         _check_download(application)
-        assert world.counts()["tx"]["error_counts"] == {}
+        assert largest == (1300 if is_kept else 8972)
 
 
-def test_close_tells_the_clients_and_gives_the_port_back():
+def test_close_tells_the_clients_and_gives_the_port_back() -> None:
     """A server that ends closes its connections with words, and its port can be bound at once."""
     world = World()
     application = world.add_client(asked_bytes=2**40)
@@ -180,7 +195,7 @@ def test_close_tells_the_clients_and_gives_the_port_back():
     world.clients[0].close()
 
 
-def test_an_idle_client_ends_by_idle_timeout():
+def test_an_idle_client_ends_by_idle_timeout() -> None:
     """A client that falls silent is counted as closed, by the idle timeout."""
     with World() as world:
         world.server._configuration.idle_timeout = 0.2
@@ -197,7 +212,7 @@ def test_an_idle_client_ends_by_idle_timeout():
 # Rubbish -----------------------------------------------------------------------
 
 
-def _initial_datagram():
+def _initial_datagram() -> Any:
     connection = QuicConnection(
         configuration=make_configuration(is_client=True, datagram_bytes=1200)
     )
@@ -208,7 +223,7 @@ def _initial_datagram():
 INITIAL = _initial_datagram()
 
 
-def _send(world, *datagrams):
+def _send(world: Any, *datagrams: Any) -> Any:
     """Send datagrams from a socket of their own, turn once, and return what came back."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         for datagram in datagrams:
@@ -234,7 +249,7 @@ def _send(world, *datagrams):
         pytest.param(b"\xc0\x00\x00\x00\x01", "not_quic", id="long-header-cut"),
         pytest.param(b"\xc0\x00\x00\x00\x01\xff" + b"x" * 50, "not_quic", id="connection-id-cut"),
         pytest.param(INITIAL[:1199], "unknown_connection", id="initial-below-1200"),
-        pytest.param(INITIAL[:400] + os.urandom(800), "not_initial", id="initial-that-does-not-open"),
+        pytest.param(INITIAL[:400] + os.urandom(800), "not_initial", id="initial-damaged"),
         pytest.param(b"GET / HTTP/1.1\r\n\r\n" * 4, "unknown_connection", id="http"),
         pytest.param(
             b"\xc0" + bytes(4) + b"\x08" + b"d" * 8 + b"\x08" + b"s" * 8 + bytes(1300),
@@ -243,7 +258,7 @@ def _send(world, *datagrams):
         ),
     ],
 )
-def test_rubbish_is_dropped_in_silence_and_counted(datagram, why):
+def test_rubbish_is_dropped_in_silence_and_counted(datagram: Any, why: Any) -> None:
     """What is no packet of a connection gets no answer and no state, only a count."""
     with World() as world:
         assert _send(world, datagram) == []
@@ -252,7 +267,7 @@ def test_rubbish_is_dropped_in_silence_and_counted(datagram, why):
         assert world.server._sessions == {}
 
 
-def test_an_unknown_version_is_answered_once_it_is_large_enough():
+def test_an_unknown_version_is_answered_once_it_is_large_enough() -> None:
     """A first datagram of 1,200 bytes in another version gets our versions; a shorter none."""
     header = b"\xc0\x1a\x2a\x3a\x4a\x08" + b"d" * 8 + b"\x05" + b"s" * 5
     with World() as world:
@@ -264,44 +279,46 @@ def test_an_unknown_version_is_answered_once_it_is_large_enough():
     assert 0x00000001 in parsed.supported_versions
 
 
+@pytest.fixture(scope="module")
+def fuzzed() -> Iterator[World]:
+    """One server that all the rubbish goes to."""
+    with World() as world:
+        yield world
+
+
 @settings(max_examples=150, deadline=None)
 @given(
     st.one_of(
         st.binary(max_size=1400),
         st.tuples(st.integers(0, 1199), st.binary(min_size=1, max_size=40)).map(
-            lambda part: (INITIAL[: part[0]] + part[1] + INITIAL[part[0] + len(part[1]) :])
+            lambda part: INITIAL[: part[0]] + part[1] + INITIAL[part[0] + len(part[1]) :]
         ),
         st.binary(min_size=1200, max_size=1300).map(lambda tail: INITIAL[:6] + tail),
     )
 )
-def test_no_datagram_ends_the_server(datagram):
-    """After any datagram at all, the server still serves the next client."""
-    world = FUZZED
-    _send(world, datagram)
-    assert "fault" not in world.counts()["rx"]["datagram_dropped_counts"]
+def test_no_datagram_ends_the_server(fuzzed: World, datagram: bytes) -> None:
+    """No datagram at all, well-formed or not, makes anything in the server fail."""
+    _send(fuzzed, datagram)
+    assert "fault" not in fuzzed.counts()["rx"]["datagram_dropped_counts"]
 
 
-FUZZED = World()
-
-
-def test_the_fuzzed_server_still_serves():
+def test_the_fuzzed_server_still_serves(fuzzed: World) -> None:
     """The server that all that rubbish went to still completes a download."""
-    _send(FUZZED, INITIAL)
-    FUZZED.server._configuration.idle_timeout = 1
-    application = FUZZED.add_client(asked_bytes=ASKED_BYTES)
+    _send(fuzzed, INITIAL)
+    application = fuzzed.add_client(asked_bytes=ASKED_BYTES)
     while not application.is_over:
-        FUZZED.loop.turn(most_wait_s=0.05)
+        fuzzed.loop.turn(most_wait_s=0.05)
     _check_download(application)
 
 
-def test_a_fault_in_an_application_ends_its_connection_alone(capsys):
+def test_a_fault_in_an_application_ends_its_connection_alone(capsys: Any) -> None:
     """An application that raises loses its connection; others and the server go on."""
 
     class Faulty:
-        def on_event(self, event, now_s):
+        def on_event(self, event: Any, now_s: Any) -> None:
             raise ZeroDivisionError("planted")
 
-        def produce(self, window_bytes):
+        def produce(self, window_bytes: Any) -> None:
             """Never called."""
 
     with World() as world:
@@ -313,5 +330,7 @@ def test_a_fault_in_an_application_ends_its_connection_alone(capsys):
         application = world.add_client(asked_bytes=ASKED_BYTES)
         world.run()
         _check_download(application)
-        assert faulty.events[-1].error_code == 1  # INTERNAL_ERROR, RFC 9000, Section 20.1
+        last = faulty.events[-1]
+        assert isinstance(last, ConnectionTerminated)
+        assert last.error_code == 1  # INTERNAL_ERROR, RFC 9000, Section 20.1
     assert "ZeroDivisionError: planted" in capsys.readouterr().err

@@ -3,8 +3,9 @@ A server's and a client's endpoint in one loop, over real sockets on loopback.
 """
 
 import datetime as dt
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import QuicConnection
@@ -110,7 +111,7 @@ class World:
             accept=PerfServer,
         )
 
-    def __enter__(self) -> "World":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -125,13 +126,17 @@ class World:
             first_channel=channel,
         )
 
-    def add_client(self, *, asked_bytes: int, upload: bytes = b"") -> Downloader:
+    def add_client(
+        self,
+        *,
+        asked_bytes: int,
+        upload: bytes = b"",
+        on_made: Callable[[QuicConnection], None] = lambda _: None,
+    ) -> Downloader:
         """
         Open a connection from a socket of its own.
         """
-        options = replace(
-            self.udp_options, tx_ring_bytes=2_000_000, receive_buffer_bytes=8_000_000
-        )
+        options = replace(self.udp_options, tx_ring_bytes=2_000_000, receive_buffer_bytes=8_000_000)
         configuration = make_configuration(is_client=True, datagram_bytes=self.datagram_bytes)
         endpoint = Endpoint(
             self._open(options, channel=101 + 2 * len(self.clients)),
@@ -142,6 +147,7 @@ class World:
         self.clients.append(endpoint)
 
         def make(connection: QuicConnection) -> Downloader:
+            on_made(connection)
             return Downloader(connection, asked_bytes=asked_bytes, upload=upload)
 
         _, application = endpoint.connect(self.server.udp.address, configuration, make)
