@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from quiclab.clock import Clock
 from quiclab.errors import ExitCode, worst_exit_code
 from quiclab.plan import plan_scenarios
 from quiclab.readiness import Readiness, chosen_engine
@@ -53,6 +54,7 @@ def run_all(
     runner: Runner,
     terminal: Terminal,
     output: Path,
+    clock: Clock | None = None,
 ) -> ExitCode:
     """
     One run after the other; of several the worst code counts.
@@ -69,7 +71,9 @@ def run_all(
     for index, (scenario, scripts) in enumerate(runs, start=1):
         terminal.begin_run(scenario, index=index, count=len(runs))
         try:
-            result = experiment.run(scenario, runner=runner, output=output, observer=terminal)
+            result = experiment.run(
+                scenario, runner=runner, output=output, observer=terminal, clock=clock
+            )
         except experiment.RunInterruptedError as interruption:
             show_result(terminal, interruption.result, scenario, scripts)
             raise

@@ -105,8 +105,8 @@ def test_dry_means_plan(words: tuple[str, ...]) -> None:
     [
         (("parcle",), 'invoke: no task "parcle"; there are letter, parcel (did you mean parcel?)'),
         (
-            ("parcel", "--wrep"),
-            "parcel: no option --wrep; did you mean --wrap? ./invoke parcel --help lists all",
+            ("parcel", "--sise"),
+            "parcel: no option --sise; did you mean --size? ./invoke parcel --help lists all",
         ),
         (
             ("parcel", "--Size", "a"),
