@@ -6,6 +6,7 @@ command line client, and would start the credential helpers that config.json
 names. Both are handled here, once.
 """
 
+import contextlib
 import hashlib
 import json
 import platform
@@ -195,23 +196,37 @@ def connect_engine(address: EngineAddress) -> Engine:
     Raises:
         MachineError: Nothing answers there in time, or it is no Docker engine.
     """
-    try:
-        client = docker.DockerClient(
-            base_url=address.url,
-            version="auto",
-            timeout=int(ANSWER_TIMEOUT_S),
-            tls=_tls_config(address) or False,
-            use_ssh_client=address.url.startswith("ssh://"),
-        )
-        _forget_credentials(client)
-        facts = _collect_facts(client, address)
-    except (DockerException, requests.RequestException, OSError, ValueError) as error:
-        raise MachineError(
-            f"no Docker engine answers at {address.url} (from {address.source}): "
-            f"{_last_reason(error)}; start one, or use --runner local"
-        ) from error
+    with contextlib.ExitStack() as undo:
+        try:
+            _check_listening(address.url)
+            client = docker.DockerClient(
+                base_url=address.url,
+                version="auto",
+                timeout=int(ANSWER_TIMEOUT_S),
+                tls=_tls_config(address) or False,
+                use_ssh_client=address.url.startswith("ssh://"),
+            )
+            undo.callback(client.close)
+            _forget_credentials(client)
+            facts = _collect_facts(client, address)
+        except (DockerException, requests.RequestException, OSError, ValueError) as error:
+            raise MachineError(
+                f"no Docker engine answers at {address.url} (from {address.source}): "
+                f"{_last_reason(error)}; start one, or use --runner local"
+            ) from error
+        undo.pop_all()
     client.api.timeout = int(WORK_TIMEOUT_S)
     return Engine(address, client, facts)
+
+
+def _check_listening(url: str) -> None:
+    """
+    Try a Unix socket once: where nobody listens, the SDK leaves a socket open.
+    """
+    if url.startswith("unix://"):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(ANSWER_TIMEOUT_S)
+            probe.connect(url.removeprefix("unix://"))
 
 
 def _tls_config(address: EngineAddress) -> TLSConfig | None:

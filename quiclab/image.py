@@ -208,7 +208,7 @@ def ensure_image(
             arguments=arguments,
             on_progress=lambda step, part: on_progress(step, done + (1 - done) * part),
         )
-        if recipe.target == "lab":  # compose.yaml's name, for `docker-compose up` by hand
+        if recipe == Recipe():  # compose.yaml's name, for `docker-compose up` by hand
             engine.client.api.tag(tag, REPOSITORY, "latest", force=True)
     built = find_image(engine, tag)
     if built is None:
@@ -359,18 +359,22 @@ def _render_build_error(step: str, error: str, lines: Sequence[str]) -> str:
     )
 
 
-def remove_images(engine: Engine) -> list[str]:
+def remove_images(engine: Engine, *, label: str = IMAGE_LABEL) -> list[str]:
     """
     Remove every image this project built, the base it made included; says what, one line each.
 
     An image that a container still uses stays, and is named.
+
+    Args:
+        engine: Who keeps them.
+        label: What marks them.
     """
     api = engine.client.api
     removed: list[str] = []
     while True:  # parents go after their children, so go round until nothing moves
         kept: list[str] = []
         moved_count = 0
-        for found in api.images(filters={"label": IMAGE_LABEL}):
+        for found in api.images(filters={"label": label}):
             name = next(iter(found.get("RepoTags") or []), found["Id"][:19])
             try:
                 api.remove_image(found["Id"], force=True)
