@@ -234,6 +234,7 @@ class Link:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._lock = threading.Lock()
+        self._lines = sock.makefile("rb")
 
     def request(self, question: Question, *, timeout_s: float = ANSWER_TIMEOUT_S) -> Answer:
         """
@@ -247,16 +248,9 @@ class Link:
             try:
                 self._sock.settimeout(timeout_s)
                 self._sock.sendall(_to_line(question))
-                line = _read_line(self._sock)
-            except TimeoutError as error:
-                # A late answer would be taken for the next one's.
-                self.close()
-                raise ControlError(f"no answer to {op!r} within {timeout_s:g} s") from error
             except OSError as error:
                 raise ControlError(f"{op!r} was not answered: {error.strerror}") from error
-        if not line:
-            raise ControlError(f"{op!r} was not answered: the loop has ended")
-        return _from_line(line, f"the answer to {op!r}")
+            return self._read(f"answer to {op!r}", timeout_s)
 
     def receive(self, what: str, *, timeout_s: float = ANSWER_TIMEOUT_S) -> Answer:
         """
@@ -266,19 +260,27 @@ class Link:
             ControlError: None comes.
         """
         with self._lock:
-            try:
-                self._sock.settimeout(timeout_s)
-                line = _read_line(self._sock)
-            except OSError as error:
-                raise ControlError(f"{what} did not come: {error}") from error
+            return self._read(what, timeout_s)
+
+    def _read(self, what: str, timeout_s: float) -> Answer:
+        try:
+            self._sock.settimeout(timeout_s)
+            line = self._lines.readline()
+        except TimeoutError as error:
+            # A late answer would be taken for the next one's.
+            self.close()
+            raise ControlError(f"no {what} within {timeout_s:g} s") from error
+        except (OSError, ValueError) as error:
+            raise ControlError(f"no {what}: {error}") from error
         if not line:
-            raise ControlError(f"{what} did not come: the loop has ended")
-        return _from_line(line, what)
+            raise ControlError(f"no {what}: the loop has ended")
+        return _from_line(line, f"the {what}")
 
     def close(self) -> None:
         """
         Let the mailbox see the end.
         """
+        self._lines.close()
         self._sock.close()
 
 

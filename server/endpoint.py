@@ -478,6 +478,7 @@ class Endpoint:
         Drop a connection that is over; its timers must not fire any more.
         """
         self._note_closed(session)
+        internals.end_log(session.connection)
         session.is_over = True
         if session.timer is not None:
             self._loop.cancel(session.timer)

@@ -59,7 +59,7 @@ class Hub:
                 link.request({"op": "stop"})
         for link in self._links:
             with contextlib.suppress(ControlError):
-                reports.append(link.receive("the last report"))
+                reports.append(link.receive("last report"))
         return reports
 
 

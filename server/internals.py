@@ -251,6 +251,17 @@ def close_reason(connection: QuicConnection) -> tuple[int, int | None, str, str]
     return int(event.error_code), event.frame_type, event.reason_phrase, closed_by
 
 
+def end_log(connection: QuicConnection) -> None:
+    """
+    Write out the qlog of a connection that will not live to its own end.
+    """
+    trace = connection._quic_logger  # noqa: SLF001
+    logger = connection.configuration.quic_logger
+    if trace is not None and logger is not None:
+        logger.end_trace(trace)
+        connection._quic_logger = None  # noqa: SLF001
+
+
 def peer_max_datagram_bytes(connection: QuicConnection) -> int | None:
     """
     Read the peer's max_udp_payload_size, which aioquic checks and forgets.

@@ -173,7 +173,7 @@ def test_a_link_to_a_loop_that_ended_says_so() -> None:
     thread.join()
     link.close()
     assert isinstance(answers[0], ControlError)
-    assert "'report' was not answered: the loop has ended" in str(answers[0])
+    assert "no answer to 'report': the loop has ended" in str(answers[0])
 
 
 def test_a_link_gives_up_on_a_loop_that_is_stuck() -> None:
