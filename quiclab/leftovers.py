@@ -18,6 +18,7 @@ import re
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ RUN_MARK = "QUICLAB_RUN"
 """Environment variable that every local process of a run carries; forked workers inherit it."""
 DIRECTORY_PREFIX = "quiclab-"
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,80}")
+_POLL_S = 0.01
 _GONE_WITHIN_S = 3.0  # a killed process leaves at once unless it sits in the kernel
 
 
@@ -224,8 +226,18 @@ def _kill_processes(run_id: str, entries: list[dict[str, object]]) -> list[str]:
                 victims.append((process, name))
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue  # gone, or another user's and therefore not ours
-    psutil.wait_procs([process for process, _ in victims], timeout=_GONE_WITHIN_S)
+    deadline_s = time.monotonic() + _GONE_WITHIN_S
+    while time.monotonic() < deadline_s and not all(_is_dead(process) for process, _ in victims):
+        time.sleep(_POLL_S)
     return [f"killed process {p.pid} ({name}) of dead run {run_id}" for p, name in victims]
+
+
+def _is_dead(process: psutil.Process) -> bool:
+    """Gone, or only waiting for its parent to take note."""
+    try:
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
 
 
 def _remove_directories(run_id: str, entries: list[dict[str, object]]) -> list[str]:

@@ -1,0 +1,152 @@
+"""
+Asked and granted are two figures, with the reason and what would change it.
+"""
+
+from typing import Any
+
+import pytest
+
+from quiclab.answers import ClientDescription, ServerDescription
+from quiclab.grants import (
+    Grant,
+    download_window_grant,
+    fit_download_window,
+    fit_upload_window,
+    list_grants,
+    upload_window_grant,
+)
+from quiclab.runner.fake import load_recording
+from quiclab.scenario import Scenario
+
+SYSCTLS = {"net.core.wmem_max": "4194304", "net.core.rmem_max": "4194304"}
+
+
+def make_server(**granted: Any) -> ServerDescription:
+    """Take the recorded server and change what it was granted."""
+    raw = load_recording("server-describe")
+    raw["granted"] |= granted
+    return ServerDescription.read(raw)
+
+
+def make_client(**fields: Any) -> ClientDescription:
+    """Take the recorded client and change its description."""
+    return ClientDescription.read({**load_recording("client-describe"), **fields})
+
+
+def make_scenario(**words: Any) -> Scenario:
+    """Make a scenario of one script."""
+    return Scenario.model_validate({"script": ("udp-syscall",), **words})
+
+
+def buffer(asked_bytes: int | None, granted_bytes: int, *, is_forced: bool = False) -> Any:
+    """Make a socket buffer as a description has it."""
+    return {
+        "asked_bytes": asked_bytes,
+        "granted_bytes": granted_bytes,
+        "readback_bytes": 2 * granted_bytes,
+        "is_forced": is_forced,
+    }
+
+
+def row(what: str, server: ServerDescription, **words: Any) -> Grant:
+    """Find one row."""
+    rows = list_grants(make_scenario(**words), server, make_client(), sysctls=SYSCTLS)
+    return next(grant for grant in rows if grant.what == what)
+
+
+def test_ring_is_told_in_slots_beside_the_bytes_asked() -> None:
+    """A ring of 128 slots stands beside the 8,000,000 bytes that asked for it."""
+    ring = row("server TX ring", make_server())
+    assert ("8,000,000 B", "128 messages × 65,535 B") == (ring.asked, ring.granted)
+    assert not ring.is_short
+
+
+def test_clamped_socket_buffer_names_the_sysctl_and_the_command() -> None:
+    """A kernel that grants 4 MiB of 8,000,000 bytes: the limit, its value, the fix."""
+    server = make_server(socket_send_buffer=buffer(8_000_000, 4_194_304))
+    assert Grant(
+        what="server SO_SNDBUF",
+        asked="8,000,000 B",
+        granted="4,194,304 B",
+        is_short=True,
+        reason="net.core.wmem_max is 4194304",
+        fix="sudo sysctl net.core.wmem_max=8000000",
+    ) == row("server SO_SNDBUF", server)
+
+
+def test_forced_socket_buffer_is_not_short() -> None:
+    """With NET_ADMIN the whole buffer is granted, past the sysctl, and it is said."""
+    server = make_server(socket_receive_buffer=buffer(8_000_000, 8_000_000, is_forced=True))
+    grant = row("server SO_RCVBUF", server)
+    assert (False, "8,000,000 B, forced") == (grant.is_short, grant.granted)
+
+
+def test_default_socket_buffer_was_not_asked_for() -> None:
+    """Nothing asked, nothing short: the kernel's default is shown as it is."""
+    grant = row("server SO_SNDBUF", make_server(socket_send_buffer=buffer(None, 106_496)))
+    assert (None, False) == (grant.asked, grant.is_short)
+
+
+@pytest.mark.parametrize(
+    ("is_asked", "is_granted", "is_short"),
+    [(True, True, False), (True, False, True), (False, False, False)],
+)
+def test_offload_is_short_only_where_it_was_asked(
+    is_asked: bool, is_granted: bool, is_short: bool
+) -> None:
+    """`--no-gso` is not a degradation; a missing GSO that was asked for is."""
+    assert is_short == row("server GSO", make_server(gso=is_granted), gso=is_asked).is_short
+
+
+def test_offload_that_was_lost_says_why() -> None:
+    """The server's own words for what it gave up are the reason."""
+    raw = load_recording("server-describe")
+    raw["granted"]["gso"] = False
+    raw["degradations"] = [{"what": "gso", "reason": "EIO on eth0"}]
+    assert "EIO on eth0" == row("server GSO", ServerDescription.read(raw)).reason
+
+
+@pytest.mark.parametrize(
+    ("cap_bytes", "holdable_bytes", "lowered"),
+    [
+        pytest.param(2_500_000, 2_500_000, None, id="fits"),
+        pytest.param(2_500_000, 170_000, 170_000, id="does not fit"),
+        pytest.param(0, 9_000_000, 9_000_000, id="no cap is the largest cap"),
+        pytest.param(2_500_000, 100, 16_384, id="something must move"),
+        pytest.param(2_500_000, None, None, id="unknown"),
+    ],
+)
+def test_download_window_follows_what_the_client_holds(
+    cap_bytes: int, holdable_bytes: int | None, lowered: int | None
+) -> None:
+    """The cap is lowered only where the client's buffer holds less."""
+    server, client = (
+        make_server(window_cap_bytes=cap_bytes),
+        make_client(holdable_bytes=holdable_bytes),
+    )
+    assert lowered == fit_download_window(server, client)
+
+
+def test_upload_window_is_each_connections_share_of_the_servers_buffer() -> None:
+    """Connections may all meet one worker, so its buffer is shared by all of them."""
+    server = make_server(holdable_bytes=1_000_000)
+    assert 250_000 == fit_upload_window(make_scenario(connections=4), server)
+
+
+def test_upload_window_is_estimated_where_the_server_did_not_measure() -> None:
+    """Without a measured figure the least share ever measured counts."""
+    server = make_server(socket_receive_buffer=buffer(None, 106_496))
+    assert 85_196 == fit_upload_window(make_scenario(), server)
+
+
+def test_lowered_windows_say_how_to_get_more() -> None:
+    """A download needs the sysctl, an upload the server's own option."""
+    download = download_window_grant(2_500_000, 170_000, make_client())
+    upload = upload_window_grant(2_500_000, 85_196, make_server())
+    assert ("2,500,000 B", "170,000 B") == (download.asked, download.granted)
+    assert ("sudo sysctl net.core.rmem_max=8388608", "--socket-buffer 8M") == (
+        download.fix,
+        upload.fix,
+    )
+    assert download.is_short
+    assert upload.is_short
