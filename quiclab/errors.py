@@ -96,7 +96,5 @@ class InterruptedRunError(LabError):
     """INT or TERM reached the command; the run was ended in order."""
 
     def __init__(self, signal_name: str) -> None:
-        self.exit_code = (
-            ExitCode.INTERRUPTED if signal_name == "SIGINT" else ExitCode.TERMINATED
-        )
+        self.exit_code = ExitCode.INTERRUPTED if signal_name == "SIGINT" else ExitCode.TERMINATED
         super().__init__(f"ended by {signal_name}")

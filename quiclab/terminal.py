@@ -168,7 +168,9 @@ class Terminal:
             return
         waited_s = self._now_s() - self._said_at_s
         if (is_new and fraction == 0.0) or waited_s >= _SAY_AGAIN_S:
-            done = f" ({fraction:.0%} done{_render_left(left_s)})" if fraction else ""
+            done = (
+                f" ({fraction:.0%} done{_render_left(left_s)})" if fraction >= _LEAST_DONE else ""
+            )
             print(self._render(Line(label, text + done)), file=self._stream, flush=True)
             self._said_at_s = self._now_s()
 
