@@ -5,6 +5,7 @@ Everything made carries the label `quiclab=<run id>`, and leaving the place
 removes whatever has that label: also containers that could not be started.
 """
 
+import contextlib
 import hashlib
 import ipaddress
 import json
@@ -19,6 +20,7 @@ from typing import Any, Self
 from docker.errors import APIError, NotFound
 from docker.types import IPAMConfig, IPAMPool, LogConfig, Mount, Ulimit
 
+from quiclab import leftovers
 from quiclab.compose import NetworkSettings, RoleSettings
 from quiclab.engine import Engine
 from quiclab.errors import MachineError, RunError
@@ -98,20 +100,22 @@ class DockerPlace:
         self._addresses: dict[str, str] = {}
         self._containers: dict[str, Container] = {}
         self._early_files: dict[str, dict[str, bytes]] = {}
+        self._undo = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        try:
+        with contextlib.ExitStack() as stack:
+            # On record first and forgotten last: what a killed process leaves can be told.
+            stack.enter_context(leftovers.register(self._run_id, runner_name="docker"))
+            stack.callback(remove_run, self._engine, self._run_id)
             with ThreadPoolExecutor(max_workers=1) as pool:
                 versions = pool.submit(self._collect_versions)
                 self._addresses = self._create_network()
             self.facts = self._describe(versions.result())
-        except BaseException:
-            remove_run(self._engine, self._run_id)
-            raise
+            self._undo = stack.pop_all()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        remove_run(self._engine, self._run_id)
+        self._undo.close()
 
     # Files and names -----------------------------------------------------------------
 
@@ -152,7 +156,7 @@ class DockerPlace:
     def start(self, role: str, argv: Sequence[str], *, environment: Mapping[str, str]) -> None:
         """Create the role's container, put its files in, start it."""
         if role in self._containers:
-            raise RunError(f"{role} was started before; a place starts each role once")
+            raise RunError(f"{role} was already started; a place starts each role once")
         command = [PYTHON if argv[0] == "python" else argv[0], *argv[1:]]
         if role.startswith(TRACER):
             command = [TRACER_ENTRY, *command]

@@ -23,7 +23,7 @@ from quiclab.compose import load_compose
 from quiclab.engine import Engine
 from quiclab.errors import MachineError, RoleExitedError, RunError
 from quiclab.image import Image
-from quiclab.runner.base import CLIENT, SERVER, TRACER
+from quiclab.runner.base import CLIENT, SERVER, TRACER, Runner
 from quiclab.runner.docker import DockerRunner, find_runs
 from quiclab.runner.docker_place import (
     HOST_LABEL,
@@ -34,6 +34,7 @@ from quiclab.runner.docker_place import (
     remove_run,
 )
 from tests.docker_lab import need_engine, need_image
+from tests.quiclab.runner.contract import PlaceContract
 
 pytestmark = pytest.mark.docker
 
@@ -118,6 +119,22 @@ def await_output(place: DockerPlace, role: str, text: str) -> str:
         assert place.exit_status(role) is None, place.output(role)
         time.sleep(0.05)
     return printed
+
+
+@pytest.mark.real
+@pytest.mark.slow
+class TestDockerPlace(PlaceContract):
+    """The contract, in containers."""
+
+    @pytest.fixture
+    def runner(self) -> DockerRunner:
+        """Use the engine that answers here."""
+        return make_runner()
+
+    def find_remains(self, runner: Runner, run_id: str) -> list[str]:
+        """Name containers and networks with the run's label."""
+        del runner
+        return list_made(run_id)
 
 
 @pytest.fixture(scope="module")
@@ -277,12 +294,10 @@ def test_run_of_a_killed_process_is_removed_by_the_next_one() -> None:
     run_id = make_run_id()
     code = f"""
 import os, signal
-from quiclab import leftovers
 from tests.quiclab.runner.test_docker import SERVER, SLEEP, make_runner
-with leftovers.register({run_id!r}, runner_name="docker"):
-    with make_runner().open({run_id!r}, max_mtu_bytes=1500, tracer_count=1) as place:
-        place.start(SERVER, SLEEP, environment={{}})
-        os.kill(os.getpid(), signal.SIGKILL)
+with make_runner().open({run_id!r}, max_mtu_bytes=1500, tracer_count=1) as place:
+    place.start(SERVER, SLEEP, environment={{}})
+    os.kill(os.getpid(), signal.SIGKILL)
 """
     root = Path(__file__).resolve().parents[3]
     killed = subprocess.run([sys.executable, "-c", code], cwd=root, timeout=120, check=False)
