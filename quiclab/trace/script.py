@@ -343,10 +343,10 @@ def _read_header(text: str) -> tuple[str, dict[str, list[str]]]:
             key = found.group(1)
             entries.setdefault(key, []).append((found.group(2) or "").rstrip())
         elif key:
-            entries[key][-1] = f"{entries[key][-1]}\n{found.group(3).rstrip()}".strip("\n")
+            entries[key][-1] += f"\n{found.group(3).rstrip()}"
         elif not summary:
             summary = re.sub(r"^\S+\.bt\s+", "", found.group(3).strip())
-    return summary, entries
+    return summary, {name: [text.strip("\n") for text in texts] for name, texts in entries.items()}
 
 
 def _parse_direction(entry: str) -> tuple[str, MapDirection]:

@@ -5,6 +5,7 @@ import re
 import pytest
 
 from quiclab.trace.script import Script, find_scripts
+from quiclab.trace.text import parse_text, render_maps
 from server.probes import PROBES
 
 SCRIPTS = find_scripts()
@@ -31,7 +32,9 @@ def test_a_header_has_every_part(script: Script) -> None:
     """A reader finds the question, what is not seen, what it costs and a real sample."""
     assert script.summary.endswith(".")
     assert script.question.endswith("?")
-    assert {"probe", "arguments", "output", "not seen"} <= set(script.notes)
+    parts = ("probe", "arguments", "output", "not seen", "cost", "needs", "sample")
+    assert set(parts) == set(script.notes)
+    assert all(script.notes.values())
 
 
 @each_script
@@ -90,3 +93,13 @@ def test_the_file_with_the_probes_is_the_first_argument(script: Script) -> None:
     usdt = [point.text for point in script.attach_points if point.provider == "usdt"]
     assert all(text.startswith("usdt:$1:") for text in usdt)
     assert "$1" in script.notes["arguments"]
+
+
+@each_script
+def test_the_sample_is_a_table_of_the_scripts_own(script: Script) -> None:
+    """The sample is bpftrace's own form of one of the script's maps, and reads as such."""
+    sample = "\n".join(line.strip() for line in script.notes["sample"].splitlines())
+    (table,) = parse_text(sample).maps
+    assert table.name in PUBLISHED_MAPS[script.name]
+    assert table.event_count
+    assert render_maps([table]) in sample + "\n"
