@@ -30,6 +30,8 @@ def main(argv: list[str] | None = None) -> ExitStatus:
     except StartError as error:
         print(f"server: {error}", file=sys.stderr)
         return error.status
+    except KeyboardInterrupt:
+        return ExitStatus.INTERRUPTED  # before there was anything to end in order
 
 
 if __name__ == "__main__":

@@ -28,12 +28,13 @@ from aioquic.quic.events import (
 )
 from aioquic.quic.packet import QuicErrorCode, QuicFrameType
 
-from server import internals, routing
+from server import internals
 from server.counters import ConnectionCounters
+from server.intake import Intake
 from server.loop import NO_MEMORY_WAIT_S, Loop
 from server.options import EndpointOptions
 from server.session import Application, Session
-from server.udp.model import Address, pack_address
+from server.udp.model import Address, AddressBook
 from server.udp.sockets import UdpSocket
 
 __all__ = ["Application", "ApplicationFactory", "Endpoint", "EndpointOptions"]
@@ -46,7 +47,6 @@ _TURN_MESSAGE_COUNT: Final = 64
 # What an application is asked for at most, so that a window without a cap does not
 # end up as one huge copy in a stream's buffer.
 _LARGEST_PRODUCE_BYTES: Final = 8 * 1024 * 1024
-_MOST_ADDRESSES: Final = 4096
 _MOST_FAULTS_SHOWN: Final = 5
 
 
@@ -78,13 +78,18 @@ class Endpoint:
         self._loop = loop
         self._accept = accept
         self._options = options
-        self._configuration = configuration
-        self._sessions: dict[bytes, Session] = {}
+        self._addresses = AddressBook()
+        self._intake = Intake(
+            udp,
+            configuration,
+            addresses=self._addresses,
+            begin=self._begin if accept is not None else None,
+            on_fault=self._show_fault,
+        )
         self._by_connection: dict[QuicConnection, Session] = {}
         self._ready: deque[Session] = deque()
-        self._addresses: dict[Address, bytes] = {}
         self._fault_count = 0
-        self._set_window_cap(options.window_cap_bytes)
+        self.set_window_cap(options.window_cap_bytes)
         loop.add(self)
 
     # For the owner ---------------------------------------------------------------
@@ -95,7 +100,7 @@ class Endpoint:
         """
         Open a connection; its first packets leave with the next turn.
         """
-        algorithm = self._configuration.congestion_control_algorithm
+        algorithm = self._intake.configuration.congestion_control_algorithm
         configuration = replace(configuration, congestion_control_algorithm=algorithm)
         connection = QuicConnection(configuration=configuration)
         session = self._open(connection, factory(connection))
@@ -115,7 +120,12 @@ class Endpoint:
         """
         Cap the window of connections from now on; 0: no cap.
         """
-        self._set_window_cap(cap_bytes)
+        self._intake.configuration = replace(
+            self._intake.configuration,
+            congestion_control_algorithm=internals.capped_congestion_control(
+                self._options.congestion_control, cap_bytes=cap_bytes
+            ),
+        )
 
     def close(self, *, error_code: int = QuicErrorCode.NO_ERROR, reason: str = "") -> None:
         """
@@ -177,89 +187,35 @@ class Endpoint:
             tx.flush()
         if self._ready:
             self._build(now_s)
-        if not self._ready:
+        if not self._ready and not tx.blocked_by:
             tx.flush()
 
     # Receiving -------------------------------------------------------------------
 
     def _receive_datagram(self, datagram: bytes, address: Address, now_s: float) -> None:
-        if routing.has_long_header(datagram):
-            session = self._route_long(datagram, address, now_s)
-        else:
-            cid = routing.short_header_cid(datagram)
-            session = self._sessions.get(cid) if cid is not None else None
-            if session is None:
-                self.udp.rx.drop("not_quic" if cid is None else "unknown_connection")
-        if session is not None:
-            self._feed(session, datagram, address, now_s)
-
-    def _feed(self, session: Session, datagram: bytes, address: Address, now_s: float) -> None:
+        session = self._intake.find(datagram, address, now_s)
+        if session is None:
+            return
         try:
             session.connection.receive_datagram(datagram, address, now_s)
         except Exception as error:  # noqa: BLE001 - whatever a peer sends, others go on
             self._fail(session, error)
         self._touch(session)
 
-    def _route_long(self, datagram: bytes, address: Address, now_s: float) -> Session | None:
+    def _begin(self, connection: QuicConnection) -> Session:
         """
-        Find or make the connection of a long header; answer or count what has none.
+        Take in a connection that a client has opened.
         """
-        rx = self.udp.rx
-        header = routing.parse_long_header(datagram)
-        if header is None:
-            rx.drop("not_quic")
-            return None
-        session = self._sessions.get(header.destination_cid)
-        if session is not None:
-            return session
-        if self._accept is None:
-            rx.drop("unknown_connection")
-            return None
-        versions = self._configuration.supported_versions
-        if header.version not in versions:
-            answer = routing.answer_version(
-                header, datagram_bytes=len(datagram), supported_versions=versions
-            )
-            if answer is not None:
-                self.udp.tx.acquire()
-                self.udp.tx.write(self._pack(address), [answer])
-            rx.drop("unsupported_version")
-            return None
-        if not routing.may_begin(header, datagram_bytes=len(datagram)):
-            rx.drop("unknown_connection")
-            return None
-        return self._accept_datagram(header, datagram, address, now_s)
-
-    def _accept_datagram(
-        self, header: routing.LongHeader, datagram: bytes, address: Address, now_s: float
-    ) -> Session | None:
-        """
-        Begin a connection, if aioquic takes the datagram for its first.
-        """
-        connection = QuicConnection(
-            configuration=self._configuration,
-            original_destination_connection_id=header.destination_cid,
-        )
-        try:
-            connection.receive_datagram(datagram, address, now_s)
-        except Exception as error:  # noqa: BLE001 - whatever a peer sends, others go on
-            self._show_fault(error)
-        if not internals.has_begun(connection):
-            self.udp.rx.drop("not_initial")
-            return None
         assert self._accept is not None
         session = self._open(connection, self._accept(connection))
-        session.cids.add(header.destination_cid)
-        self._sessions[header.destination_cid] = session
         self._touch(session)
-        return None
+        return session
 
     def _open(self, connection: QuicConnection, application: Application) -> Session:
         session = Session(
             connection, application, pacing=self._options.pacing, on_due=self._on_timer
         )
-        session.cids.add(connection.host_cid)
-        self._sessions[connection.host_cid] = session
+        self._intake.add(session, connection.host_cid)
         self._by_connection[connection] = session
         self.connections.on_opened()
         return session
@@ -297,7 +253,7 @@ class Endpoint:
         if self._fault_count <= _MOST_FAULTS_SHOWN:
             where = traceback.extract_tb(error.__traceback__)[-1]
             print(
-                f"server: a connection is closed by a fault: {type(error).__name__}: {error} "
+                f"endpoint: a connection is closed by a fault: {type(error).__name__}: {error} "
                 f"({where.filename}:{where.lineno})",
                 file=sys.stderr,
                 flush=True,
@@ -336,7 +292,7 @@ class Endpoint:
         connection = session.connection
         self._drain_events(session, now_s)
         session.unblock(self._ring_bytes(session))
-        if session.is_blocked:
+        if session.is_blocked or session.is_over:
             return
         window_bytes = internals.window_bytes(connection) - internals.in_flight_bytes(connection)
         if window_bytes <= 0:
@@ -371,18 +327,10 @@ class Endpoint:
         datagrams: list[bytes] = []
         for datagram, to in built:
             if to != address:
-                tx.write(self._pack(address), datagrams)
+                tx.write(self._addresses.pack(address), datagrams)
                 address, datagrams = to, []
             datagrams.append(datagram)
-        tx.write(self._pack(address), datagrams)
-
-    def _pack(self, address: Address) -> bytes:
-        packed = self._addresses.get(address)
-        if packed is None:
-            if len(self._addresses) >= _MOST_ADDRESSES:
-                self._addresses.clear()
-            packed = self._addresses[address] = pack_address(address)
-        return packed
+        tx.write(self._addresses.pack(address), datagrams)
 
     def _ring_bytes(self, session: Session) -> int:
         tx = self.udp.tx
@@ -402,11 +350,9 @@ class Endpoint:
     def _on_event(self, session: Session, event: QuicEvent, now_s: float) -> None:
         match event:
             case ConnectionIdIssued():
-                session.cids.add(event.connection_id)
-                self._sessions[event.connection_id] = session
+                self._intake.add(session, event.connection_id)
             case ConnectionIdRetired():
-                session.cids.discard(event.connection_id)
-                self._sessions.pop(event.connection_id, None)
+                self._intake.remove(session, event.connection_id)
             case ProtocolNegotiated():
                 session.peer_max_datagram_bytes = internals.peer_max_datagram_bytes(
                     session.connection
@@ -483,14 +429,5 @@ class Endpoint:
         if session.timer is not None:
             self._loop.cancel(session.timer)
             session.timer = None
-        for cid in session.cids:
-            self._sessions.pop(cid, None)
+        self._intake.forget(session)
         self._by_connection.pop(session.connection, None)
-
-    def _set_window_cap(self, cap_bytes: int) -> None:
-        self._configuration = replace(
-            self._configuration,
-            congestion_control_algorithm=internals.capped_congestion_control(
-                self._options.congestion_control, cap_bytes=cap_bytes
-            ),
-        )

@@ -12,3 +12,4 @@ class ExitStatus(IntEnum):
     INTERNAL = 1
     USAGE = 2
     MACHINE_CANNOT = 4
+    INTERRUPTED = 130

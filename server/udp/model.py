@@ -103,3 +103,25 @@ def pack_address(address: Address) -> bytes:
         + host
         + struct.pack("=I", scope)
     )
+
+
+class AddressBook:
+    """
+    Peers as the kernel writes them, each written once.
+    """
+
+    MOST_ADDRESSES = 4096  # a flood of peers empties it, no more
+
+    def __init__(self) -> None:
+        self._packed: dict[Address, bytes] = {}
+
+    def pack(self, address: Address) -> bytes:
+        """
+        Write a peer; the same object for the same peer.
+        """
+        packed = self._packed.get(address)
+        if packed is None:
+            if len(self._packed) >= self.MOST_ADDRESSES:
+                self._packed.clear()
+            packed = self._packed[address] = pack_address(address)
+        return packed

@@ -147,7 +147,7 @@ def test_a_window_cap_bounds_what_is_in_flight() -> None:
         # A probe or an ACK may pass it by a datagram (RFC 9002, Section 7).
         assert 0 < largest <= 50_000 + 2 * 1200
         world.server.set_window_cap(0)
-        assert world.server._configuration.congestion_control_algorithm == "reno"
+        assert world.server._intake.configuration.congestion_control_algorithm == "reno"
 
 
 @pytest.mark.parametrize("is_kept", [True, False])
@@ -198,7 +198,7 @@ def test_close_tells_the_clients_and_gives_the_port_back() -> None:
 def test_an_idle_client_ends_by_idle_timeout() -> None:
     """A client that falls silent is counted as closed, by the idle timeout."""
     with World() as world:
-        world.server._configuration.idle_timeout = 0.2
+        world.server._intake.configuration.idle_timeout = 0.2
         application = world.add_client(asked_bytes=2**40)
         while not application.received:
             world.loop.turn(most_wait_s=0.05)
@@ -264,7 +264,7 @@ def test_rubbish_is_dropped_in_silence_and_counted(datagram: Any, why: Any) -> N
         assert _send(world, datagram) == []
         assert world.counts()["rx"]["datagram_dropped_counts"] == {why: 1}
         assert world.counts()["connections"]["opened_count"] == 0
-        assert world.server._sessions == {}
+        assert world.server._intake.sessions == {}
 
 
 def test_an_unknown_version_is_answered_once_it_is_large_enough() -> None:
