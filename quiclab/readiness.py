@@ -41,7 +41,12 @@ class Readiness:
         self._terminal = terminal
         self.desk = desk or RealDesk()
         rules = InstallRules(may_install=may_install, is_agreed=is_agreed)
-        self.installer = Installer(rules, self.desk, on_progress=self.step)
+        self.installer = Installer(
+            rules,
+            self.desk,
+            announce=lambda text: terminal.announce(_SET_UP, text),
+            on_progress=self.step,
+        )
 
     def step(self, text: str, fraction: float) -> None:
         """Say how far the set-up is."""
@@ -126,8 +131,7 @@ def chosen_engine(
     except MachineError as error:
         if address.is_chosen or asked == "docker":
             raise
-        reason = str(error).partition("; ")[0]
-        on_local(f"local: {reason}")
+        on_local(str(error).partition("; ")[0])
         engine = None
     if engine is None:
         yield None

@@ -122,7 +122,9 @@ def opened_runner(words: TraceWords, terminal: Terminal) -> Iterator[Runner]:
         MachineError: What was asked for cannot be had, or something is missing.
     """
     readiness = Readiness(terminal, may_install=words.install, is_agreed=words.yes)
-    with chosen_engine(words.runner, on_local=lambda why: terminal.note("runner", why)) as engine:
+    with chosen_engine(
+        words.runner, on_local=lambda why: terminal.note("runner", f"local: {why}")
+    ) as engine:
         if engine is None:
             yield readiness.prepare_local()
         else:
@@ -149,7 +151,9 @@ def show_plan(
         for scenario, _ in runs:
             terminal.say_json(json.dumps(scenario.model_dump(mode="json", by_alias=True)))
         return
-    with chosen_engine(words.runner, on_local=lambda why: terminal.note("runner", why)) as engine:
+    with chosen_engine(
+        words.runner, on_local=lambda why: terminal.note("runner", f"local: {why}")
+    ) as engine:
         if engine is not None:
             terminal.note("runner", f"docker ({engine.facts.summary})")
     for index, (scenario, scripts) in enumerate(runs, start=1):

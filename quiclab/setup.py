@@ -84,12 +84,21 @@ class Installer:
     Args:
         rules: What the user allowed.
         desk: Who is at the keyboard.
-        on_progress: Hears what is installed and how far it is.
+        announce: Hears of each package before it is installed; must not be lost.
+        on_progress: Hears how far it is.
     """
 
-    def __init__(self, rules: InstallRules, desk: Desk, *, on_progress: Progress) -> None:
+    def __init__(
+        self,
+        rules: InstallRules,
+        desk: Desk,
+        *,
+        announce: Callable[[str], None],
+        on_progress: Progress,
+    ) -> None:
         self._rules = rules
         self._desk = desk
+        self._announce = announce
         self._on_progress = on_progress
         self._is_agreed = rules.is_agreed or desk.is_root
 
@@ -105,25 +114,24 @@ class Installer:
         Raises:
             MachineError: They may not or cannot be installed.
         """
-        names = " ".join(packages)
-        advice = f"{purpose} {names} is missing: sudo apt-get install {names}"
+        needed = f"{', '.join(packages)} {'is' if len(packages) == 1 else 'are'} needed {purpose}"
+        advice = f"{needed}: sudo apt-get install {' '.join(packages)}"
         if self._desk.find("apt-get") is None:
             raise MachineError(
-                f"{purpose} {names} (Debian's name) is missing; "
-                "install it with this system's package manager"
+                f"{needed} (names of Debian packages); install with this system's package manager"
             )
         if not self._rules.may_install:
             raise MachineError(advice)
-        self._agree(names, purpose, advice)
+        self._agree(needed, advice)
         for package in packages:
-            self._on_progress(f"installing Debian package {package}", 0.0)
+            self._announce(f"installing Debian package {package}")
         self._install(packages)
 
-    def _agree(self, names: str, purpose: str, advice: str) -> None:
+    def _agree(self, needed: str, advice: str) -> None:
         if not self._is_agreed:
             if not self._desk.is_interactive:
                 raise MachineError(f"{advice} (or agree with --yes)")
-            if not self._desk.ask(f"{purpose} {names} is missing; install it with sudo?"):
+            if not self._desk.ask(f"{needed}; install with sudo?"):
                 raise MachineError(advice)
             self._is_agreed = True
         if not self._desk.is_root and self._desk.run([*self.privilege, "true"], lambda _: None):
@@ -267,7 +275,7 @@ def _prepare(
     if missing:
         _refuse_foreign_python(missing)
         purposes = dict.fromkeys(need.purpose for need in missing)
-        installer.install([need.package for need in missing], purpose=", ".join(purposes))
+        installer.install([need.package for need in missing], purpose=" and ".join(purposes))
     if reason:
         on_progress("building the server's native module", 0.0)
         reason = build_native(desk)

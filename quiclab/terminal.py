@@ -74,7 +74,8 @@ class Terminal:
         self.detail = detail
         self.is_json = is_json
         self._out = out or sys.stdout
-        self._stream = (err or sys.stderr) if is_json else self._out
+        self._err = err or sys.stderr
+        self._stream = self._err if is_json else self._out
         self._is_live = self._stream.isatty() and os.environ.get("TERM") != "dumb"
         self._has_colour = self._is_live and not os.environ.get("NO_COLOR")
         self._now_s = now_s
@@ -100,6 +101,13 @@ class Terminal:
             self._show(label, text, 0.0, left_s=None)
         elif self.detail is not Detail.QUIET:
             self.say([Line(label, text)])
+
+    def announce(self, label: str, text: str) -> None:
+        """Say what changes this machine: also with `--quiet`, but then to stderr."""
+        if self.detail is Detail.QUIET:
+            print(self._render(Line(label, text)), file=self._err, flush=True)
+        else:
+            self.note(label, text)
 
     def say(self, lines: Iterable[Line]) -> None:
         """

@@ -72,7 +72,13 @@ def make_installer(
     """An installer at a desk, and what it will say."""
     said: list[tuple[str, float]] = []
     rules = InstallRules(may_install=may_install, is_agreed=is_agreed)
-    return Installer(rules, desk, on_progress=lambda step, part: said.append((step, part))), said
+    installer = Installer(
+        rules,
+        desk,
+        announce=lambda text: said.append((text, 0.0)),
+        on_progress=lambda step, part: said.append((step, part)),
+    )
+    return installer, said
 
 
 def test_root_installs_and_names_each_package() -> None:
@@ -121,7 +127,7 @@ def test_an_interactive_user_is_asked_once() -> None:
     installer, _ = make_installer(desk)
     installer.install(["bpftrace"], purpose="to trace")
     installer.install(["gcc"], purpose="to build")
-    assert desk.questions == ["to trace bpftrace is missing; install it with sudo?"]
+    assert desk.questions == ["bpftrace is needed to trace; install with sudo?"]
     assert desk.installed == ["gcc"]
 
 

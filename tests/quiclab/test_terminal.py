@@ -61,6 +61,13 @@ def test_quiet_keeps_facts_and_progress_back() -> None:
     assert out.getvalue() == "verdict   ok: 8 of 8 probes\n"
 
 
+def test_quiet_still_names_what_changes_the_machine() -> None:
+    """An installed package is named whatever the detail, on stderr when quiet."""
+    out, err = io.StringIO(), io.StringIO()
+    Terminal(detail=Detail.QUIET, out=out, err=err).announce("set-up", "installing gcc")
+    assert (out.getvalue(), err.getvalue()) == ("", "set-up    installing gcc\n")
+
+
 def test_verbose_names_every_phase() -> None:
     """`--verbose` says each phase as it begins."""
     out = io.StringIO()
