@@ -111,6 +111,19 @@ def test_a_capped_window_grows_to_the_cap_and_no_further(pair: Any, name: Any) -
     assert sizes[0] > 100_000
 
 
+@pytest.mark.parametrize("name", ["reno", "cubic"])
+def test_a_capped_window_grows_though_the_round_trip_time_rises(name: str) -> None:
+    """Waiting in the ring, which looks like congestion, does not end slow start early."""
+    ended = {}
+    for cap_bytes in (2_500_000, 0):
+        registered = internals.capped_congestion_control(name, cap_bytes=cap_bytes)
+        controller = create_congestion_control(registered, max_datagram_size=1200)
+        for index in range(200):
+            controller.on_rtt_measurement(now=index * 0.01, rtt=0.001 * (1 + index))
+        ended[cap_bytes] = controller.ssthresh is not None
+    assert ended == {2_500_000: False, 0: True}
+
+
 def test_a_cap_below_the_initial_window_holds_from_the_start() -> None:
     """A window never exceeds its cap, not even before the first acknowledgement."""
     registered = internals.capped_congestion_control("reno", cap_bytes=5000)
