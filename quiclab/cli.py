@@ -10,6 +10,7 @@ them. The tasks stay plain invoke tasks: `invoke trace ...` runs the same ones.
 import difflib
 import functools
 import inspect
+import io
 import os
 import signal
 import sys
@@ -309,6 +310,9 @@ def main(tasks: ModuleType, argv: Sequence[str] | None = None) -> NoReturn:
     Raises:
         SystemExit: Always; carries the exit code.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a narrow locale costs a sign, not a run
     program = LabProgram(
         name="quiclab",
         binary="./invoke",

@@ -105,7 +105,7 @@ class Terminal:
     def announce(self, label: str, text: str) -> None:
         """Say what changes this machine: also with `--quiet`, but then to stderr."""
         if self.detail is Detail.QUIET:
-            print(self._render(Line(label, text)), file=self._err, flush=True)
+            self._print(self._err, self._render(Line(label, text)))
         else:
             self.note(label, text)
 
@@ -114,9 +114,7 @@ class Terminal:
         Print lines, whatever the detail.
         """
         self.end_step()
-        for line in lines:
-            print(self._render(line), file=self._stream)
-        self._stream.flush()
+        self._print(self._stream, *(self._render(line) for line in lines))
 
     def say_folder(self, directory: Path) -> None:
         """The last line of a run: where it lies, as short as a shell here can use it."""
@@ -128,7 +126,7 @@ class Terminal:
 
     def say_json(self, line: str) -> None:
         """Print a line for programs."""
-        print(line, file=self._out, flush=True)
+        self._print(self._out, line)
 
     def step(self, label: str, text: str, fraction: float) -> None:
         """
@@ -179,8 +177,16 @@ class Terminal:
             done = (
                 f" ({fraction:.0%} done{_render_left(left_s)})" if fraction >= _LEAST_DONE else ""
             )
-            print(self._render(Line(label, text + done)), file=self._stream, flush=True)
+            self._print(self._stream, self._render(Line(label, text + done)))
             self._said_at_s = self._now_s()
+
+    @staticmethod
+    def _print(stream: TextIO, *lines: str) -> None:
+        """A reader who left (`| head -3`) does not end the run that is being told."""
+        try:
+            print(*lines, sep="\n", file=stream, flush=True)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
     def _render(self, line: Line) -> str:
         if line.is_preformatted:

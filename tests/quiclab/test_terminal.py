@@ -172,6 +172,16 @@ def test_the_folder_is_shown_as_a_shell_here_can_use_it(tmp_path: Path) -> None:
     assert out.getvalue() == f"artifacts/x\n{tmp_path / 'x'}\n"
 
 
+def test_a_reader_who_leaves_does_not_end_the_run() -> None:
+    """After a broken pipe facts go nowhere, and saying them is no error."""
+    ours, theirs = os.pipe()
+    os.close(ours)
+    with os.fdopen(theirs, "w") as stream:
+        terminal = Terminal(out=stream)
+        terminal.note("server", "1 worker")
+        terminal.note("tracer", "8 of 8 probes")
+
+
 def test_a_bar_works_on_a_real_terminal() -> None:
     """rich, a pseudo-terminal and no thread: the bar is drawn and cleared."""
     ours, theirs = pty.openpty()
