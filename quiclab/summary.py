@@ -100,7 +100,7 @@ def render_map(snapshot: MapSnapshot, note: MapNote | None) -> Iterator[Line]:
         for text in render_rows(snapshot.value):
             yield _row(text)
         return
-    lines = render_maps([snapshot]).splitlines()
+    lines = render_maps([snapshot]).rstrip().splitlines()
     for text in lines[:_MOST_LINES]:
         yield _row(text)
     if len(lines) > _MOST_LINES:
