@@ -19,17 +19,22 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from quiclab.debian import find_mirrors, load_apt_sources
 from tests.conftest import need
 
 MIRROR_VARIABLE = "QUICLAB_DEBIAN_MIRROR"
+# Root's tools, where a user's PATH may lack them.
+_SYSTEM_PATH = f"{os.environ.get('PATH', '')}:/usr/local/sbin:/usr/sbin:/sbin:/usr/bin:/bin"
 DEBOOTSTRAP_LIMIT_S = 1200
 APT_LIMIT_S = 1200
 VERSION_LIMIT_S = 30
+TOLD_LINE_INTERVAL = 40  # of debootstrap's 405 lines and apt-get's, every so many are told
 STAMP_NAME = "quiclab-userland.json"  # in the userland's root, written last
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -216,7 +221,7 @@ def prepare_userland(suite: Suite, *, say: Callable[[str], None]) -> Userland:
         return found
     if os.geteuid() != 0:
         raise UserlandError(f"the {suite.name} userland is made by debootstrap, as root; use sudo")
-    if shutil.which("debootstrap") is None:
+    if shutil.which("debootstrap", path=_SYSTEM_PATH) is None:
         raise UserlandError("debootstrap not found: apt-get install debootstrap")
     folder = cache_folder()
     folder.mkdir(parents=True, exist_ok=True)
@@ -237,32 +242,13 @@ def prepare_userland(suite: Suite, *, say: Callable[[str], None]) -> Userland:
     return userland
 
 
-def find_debian_mirror() -> str:
+def find_debian_mirror() -> str | None:
     """
-    Ask the host's apt which Debian mirror it uses; the variable overrides it.
+    Find the Debian mirror that the host's own apt uses; the variable overrides it.
 
-    Raises:
-        UserlandError: Its sources hold no Debian archive.
+    None where its apt knows no Debian: debootstrap's own default is taken then.
     """
-    chosen = os.environ.get(MIRROR_VARIABLE)
-    if chosen:
-        return chosen
-    form = "$(ORIGIN)|$(RELEASE)|$(REPO_URI)"
-    result = subprocess.run(
-        ["apt-get", "indextargets", "--format", form, "Created-By: Packages"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    for line in result.stdout.splitlines():
-        origin, release, uri = line.split("|", 2)
-        if origin == "Debian" and not release.endswith(("-security", "-updates", "-backports")):
-            return uri
-    raise UserlandError(
-        "this host's apt sources name no Debian archive (after apt-get update); "
-        f"set {MIRROR_VARIABLE} to the URI of a Debian mirror"
-    )
+    return os.environ.get(MIRROR_VARIABLE) or find_mirrors(load_apt_sources()).main
 
 
 def _build(suite: Suite, partial: Path, *, say: Callable[[str], None]) -> None:
@@ -275,10 +261,11 @@ def _build(suite: Suite, partial: Path, *, say: Callable[[str], None]) -> None:
     step("debootstrap: the base system")
     # In a mount namespace of its own, so that what it mounts ends with it.
     namespace = ["unshare", "--mount", "--propagation", "private"]
+    bootstrap = ["debootstrap", "--variant=minbase", "--force-check-gpg", suite.name, str(partial)]
     _run_told(
-        [*namespace, "debootstrap", "--variant=minbase", suite.name, str(partial), mirror],
+        f"debootstrap of {suite.name}",
+        [*namespace, *bootstrap, *([] if mirror is None else [mirror])],
         step=step,
-        every=40,
         timeout_s=DEBOOTSTRAP_LIMIT_S,
     )
     # An archive that lags behind carries an expired Release file of a moving release.
@@ -295,7 +282,7 @@ def _build(suite: Suite, partial: Path, *, say: Callable[[str], None]) -> None:
         ["apt-get", "clean"],
     ):
         plain = ["env", "DEBIAN_FRONTEND=noninteractive", "LC_ALL=C", *argv]
-        _run_told(inside.command(plain), step=step, every=40, timeout_s=APT_LIMIT_S)
+        _run_told(" ".join(argv), inside.command(plain), step=step, timeout_s=APT_LIMIT_S)
     result = inside.run(["bpftrace", "--version"], timeout_s=VERSION_LIMIT_S)
     version = parse_bpftrace_version(result.stdout + result.stderr)
     if not suite.has_pinned(version) and not suite.is_moving:
@@ -308,25 +295,40 @@ def _build(suite: Suite, partial: Path, *, say: Callable[[str], None]) -> None:
 
 
 def _run_told(
-    argv: Sequence[str], *, step: Callable[[str], None], every: int, timeout_s: float
+    what: str,
+    argv: Sequence[str],
+    *,
+    step: Callable[[str], None],
+    timeout_s: float,
 ) -> None:
-    """Run a long command, passing on one in `every` lines, and show its end when it fails."""
+    """Run a long command, passing on some of its lines, and show its end when it fails."""
     tail: list[str] = []
-    deadline_s = time.monotonic() + timeout_s
     with subprocess.Popen(
-        argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True
+        argv,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "PATH": _SYSTEM_PATH, "LC_ALL": "C"},
     ) as process:
-        assert process.stdout is not None
-        for number, line in enumerate(process.stdout):
-            tail = [*tail[-9:], line.rstrip()]
-            if number % every == every - 1:
-                step(line.strip()[:90])
-            if time.monotonic() > deadline_s:
-                process.kill()
-                raise UserlandError(f"{argv[-1]} took over {timeout_s:.0f} s: {tail[-1]}")
-    if process.returncode != 0:
-        said = "\n  ".join(tail)
-        raise UserlandError(f"exit {process.returncode} of: {' '.join(argv[-6:])}\n  {said}")
+        watchdog = threading.Timer(timeout_s, process.kill)
+        watchdog.start()
+        try:
+            assert process.stdout is not None
+            for number, line in enumerate(process.stdout):
+                tail = [*tail[-9:], line.rstrip()]
+                if number % TOLD_LINE_INTERVAL == TOLD_LINE_INTERVAL - 1:
+                    step(line.strip()[:90])
+        except BaseException:
+            process.kill()
+            raise
+        finally:
+            watchdog.cancel()
+    if process.returncode == 0:
+        return
+    took = f"took over {timeout_s:.0f} s" if process.returncode < 0 else "failed"
+    said = "\n  ".join(tail)
+    raise UserlandError(f"{what} {took}; can this host's apt sources be reached?\n  {said}")
 
 
 @contextlib.contextmanager
