@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ APT_FOLDER = Path("/etc/apt")
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 WORK_FOLDER = Path("/var/tmp")  # noqa: S108  /tmp is often mounted nodev, which debootstrap refuses
 _BOOTSTRAP_LINES = 405  # what debootstrap 1.0.128 prints for trixie's minbase
+_REMOVAL_TRIES = 10
+_REMOVAL_PAUSE_S = 0.1
 _BOOTSTRAP_SHARE = 0.9  # of the time; the import takes the rest (measured: 28 s and 3 s)
 
 # As in Debian's own slim images: no documentation, no services, no fsync per file.
@@ -199,9 +202,6 @@ def bootstrap_base(
     """
     Make a minimal Debian on this host and import it as an image.
 
-    Runs in a mount namespace of its own: whatever debootstrap mounts goes away
-    with it, also when it is killed.
-
     Args:
         engine: Who imports it.
         suite: "trixie" and so on.
@@ -251,7 +251,11 @@ def _work_folder(privilege: Sequence[str]) -> Iterator[Path]:
 
 
 def _remove_folder(folder: Path, privilege: Sequence[str]) -> None:
-    subprocess.run([*privilege, "rm", "-rf", "--one-file-system", "--", str(folder)], check=False)
+    argv = [*privilege, "rm", "-rf", "--one-file-system", "--", str(folder)]
+    for _ in range(_REMOVAL_TRIES):
+        if subprocess.run(argv, check=False, capture_output=True).returncode == 0:
+            return
+        time.sleep(_REMOVAL_PAUSE_S)  # what was killed just now may still be writing
 
 
 def _run_debootstrap(
@@ -262,7 +266,9 @@ def _run_debootstrap(
     privilege: Sequence[str],
     on_progress: Callable[[str, float], None],
 ) -> None:
-    argv = [*privilege, "unshare", "--mount", "--", "debootstrap", "--variant=minbase"]
+    # In namespaces of its own, so that nothing of it, process or mount, outlives it or us.
+    argv = [*privilege, "setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--pid"]
+    argv += ["--fork", "--kill-child", "--", "debootstrap", "--variant=minbase"]
     argv += ["--force-check-gpg", suite, str(root)]
     if mirrors.main is not None:
         argv.append(mirrors.main)
@@ -280,7 +286,8 @@ def _run_debootstrap(
         status = process.wait()
     finally:
         if process.poll() is None:  # an exception or a signal came out of the loop
-            subprocess.run([*privilege, "kill", str(process.pid)], check=False)
+            # unshare does not listen to TERM while it waits for its child.
+            subprocess.run([*privilege, "kill", "-KILL", str(process.pid)], check=False)
             process.wait()
     if status != 0:
         raise MachineError(

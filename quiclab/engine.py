@@ -14,18 +14,19 @@ import re
 import socket
 import struct
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import docker
 import requests
+import urllib3
 from docker.errors import APIError, DockerException, ImageNotFound
 from docker.tls import TLSConfig
 
 from quiclab.capabilities import parse_capability_mask
-from quiclab.errors import MachineError
+from quiclab.errors import MachineError, RunError
 
 DEFAULT_URL = "unix:///var/run/docker.sock"
 ANSWER_TIMEOUT_S = 4.0  # a dead engine is one line in under 5 s
@@ -35,6 +36,16 @@ WORK_TIMEOUT_S = 60.0  # one request of a run; a busy engine takes seconds to cr
 _NO_SUCH_IMAGE = "quiclab-question:none"
 _UNKNOWN_CAPABILITY = re.compile(r"unknown capability: \"?(?:CAP_)?([A-Z_]+)")
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}  # uname's words to the image's
+
+
+# What comes out of the SDK when the engine says no, or nothing any more: its own
+# errors, those of the libraries under it, and plain ones of a socket it reads by itself.
+SDK_ERRORS = (
+    DockerException,
+    requests.RequestException,
+    urllib3.exceptions.HTTPError,
+    ConnectionError,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,10 +220,10 @@ def connect_engine(address: EngineAddress) -> Engine:
             undo.callback(client.close)
             _forget_credentials(client)
             facts = _collect_facts(client, address)
-        except (DockerException, requests.RequestException, OSError, ValueError) as error:
+        except (*SDK_ERRORS, OSError, ValueError) as error:
             raise MachineError(
                 f"no Docker engine answers at {address.url} (from {address.source}): "
-                f"{_last_reason(error)}; start one, or use --runner local"
+                f"{find_reason(error)}; start one, or use --runner local"
             ) from error
         undo.pop_all()
     client.api.timeout = int(WORK_TIMEOUT_S)
@@ -309,16 +320,32 @@ def collect_bounding_set(url: str) -> frozenset[str] | None:
     return None
 
 
-def _last_reason(error: BaseException) -> str:
+def find_reason(error: BaseException) -> str:
     """
-    The innermost words of a chain of wrapped errors, such as "No such file or directory".
+    Find the engine's words, or the innermost ones of an error, such as "Connection refused".
     """
+    if isinstance(error, APIError):
+        return str(error.explanation)
     innermost = error
     while (cause := innermost.__cause__ or innermost.__context__) is not None:
         innermost = cause
     if isinstance(innermost, OSError) and innermost.strerror:
         return innermost.strerror
     return str(innermost).strip().splitlines()[0] if str(innermost).strip() else repr(innermost)
+
+
+@contextlib.contextmanager
+def engine_errors(what: str) -> Iterator[None]:
+    """
+    Turn whatever the SDK raises in the block into one line that begins with `what`.
+
+    Raises:
+        RunError: In place of the SDK's own errors.
+    """
+    try:
+        yield
+    except SDK_ERRORS as error:
+        raise RunError(f"{what}: {find_reason(error)}") from error
 
 
 def check_engine_can_trace(facts: EngineFacts) -> None:

@@ -21,12 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import requests
-from docker.errors import APIError, DockerException, ImageNotFound
+from docker.errors import APIError, ImageNotFound
 from docker.utils.build import exclude_paths
 
 from quiclab.debian import bootstrap_base, find_missing_packages
-from quiclab.engine import Engine
+from quiclab.engine import SDK_ERRORS, Engine, find_reason
 from quiclab.errors import MachineError
 from quiclab.leftovers import state_directory
 
@@ -38,7 +37,7 @@ _EXTRA_CA = "docker/extra-ca/"
 _INTEROP_ONLY = "tests/"
 _PULL_SILENCE_S = 15  # a registry that says nothing for so long does not answer
 _BUILD_SILENCE_S = 600  # one step, apt's or pip's, may be silent for minutes on a slow line
-_BUILD_S = 80.0  # the Dockerfile on 2 cores (measured), for the time left; nothing depends on it
+_BUILD_S = 110.0  # the Dockerfile on 2 cores (measured), for the time left; nothing depends on it
 _BASE_SHARE = 0.3  # of the time, where the base must be made as well
 _STEP = re.compile(r"^Step (\d+)/(\d+) : (.*)")
 _BOOTSTRAPPED = re.compile(r"debian:([a-z]+)(?:-slim)?")
@@ -294,10 +293,8 @@ def _pull(engine: Engine, name: str) -> str | None:
         for event in api.pull(repository, tag=tag, stream=True, decode=True):
             if "error" in event:
                 return _shorten(str(event["error"]))
-    except APIError as error:
-        return _shorten(str(error.explanation))
-    except (DockerException, requests.RequestException, OSError) as error:
-        return _shorten(str(error))
+    except SDK_ERRORS as error:
+        return _shorten(find_reason(error))
     finally:
         api.timeout = work_timeout_s
     return None if find_image(engine, name) is not None else "the pull brought no image"
@@ -344,8 +341,10 @@ def _build(
                     lines = [*lines[-30:], line.strip()]
             done = min(0.99, (time.monotonic() - started_s) / _BUILD_S)
             on_progress(f"building the image: {step[:60]}", done)
-    except (DockerException, requests.RequestException) as error:
-        raise MachineError(f"the engine gave up building {tag} at {step!r}: {error}") from error
+    except SDK_ERRORS as error:
+        raise MachineError(
+            f"the engine gave up building {tag} at {step!r}: {find_reason(error)}"
+        ) from error
 
 
 def _render_build_error(step: str, error: str, lines: Sequence[str]) -> str:

@@ -14,10 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-import requests
-from docker.errors import APIError, DockerException, NotFound
+from docker.errors import APIError, NotFound
 
-from quiclab.engine import Engine
+from quiclab.engine import SDK_ERRORS, Engine, engine_errors
 from quiclab.errors import RoleExitedError, RunError
 from quiclab.runner.words import find_last_words
 
@@ -56,19 +55,15 @@ class Container:
         Raises:
             RunError: The engine cannot; the message carries its reason.
         """
-        try:
+        with engine_errors(f"the {self.role} container cannot be started"):
             self._api.start(self.container_id)
-        except APIError as error:
-            raise RunError(
-                f"the {self.role} container cannot be started: {error.explanation}"
-            ) from error
         self._started_s = time.monotonic()
         threading.Thread(target=self._watch, name=f"watch-{self.role}", daemon=True).start()
 
     def _watch(self) -> None:
         try:
             self._exit_status = int(self._api.wait(self.container_id, timeout=None)["StatusCode"])
-        except (DockerException, requests.RequestException, OSError):
+        except SDK_ERRORS:
             self._exit_status = None  # removed meanwhile, or the engine itself went away
         self._ended.set()
 
@@ -96,13 +91,12 @@ class Container:
         """
         Send a signal to its main process; a container that is gone is no error.
         """
-        try:
-            self._api.kill(self.container_id, name)
-        except APIError as error:
-            if error.status_code not in _GONE:
-                raise RunError(
-                    f"{name} cannot be sent to the {self.role} container: {error.explanation}"
-                ) from error
+        with engine_errors(f"{name} cannot be sent to the {self.role} container"):
+            try:
+                self._api.kill(self.container_id, name)
+            except APIError as error:
+                if error.status_code not in _GONE:
+                    raise
 
     def host_pid(self) -> int:
         """
@@ -111,7 +105,8 @@ class Container:
         Raises:
             RoleExitedError: It does not run.
         """
-        pid = int(self._api.inspect_container(self.container_id)["State"]["Pid"])
+        with engine_errors(f"the PID of the {self.role} container cannot be read"):
+            pid = int(self._api.inspect_container(self.container_id)["State"]["Pid"])
         if pid == 0:
             raise self.exited()
         return pid
@@ -130,13 +125,8 @@ class Container:
                 member.size = len(data)
                 member.mtime = int(time.time())
                 archive.addfile(member, io.BytesIO(data))
-        try:
+        with engine_errors(f"{', '.join(files)} cannot be put into the {self.role} container"):
             self._api.put_archive(self.container_id, folder, buffer.getvalue())
-        except APIError as error:
-            raise RunError(
-                f"{', '.join(files)} cannot be put into the {self.role} container: "
-                f"{error.explanation}"
-            ) from error
 
     def get(self, path: str) -> bytes:
         """
@@ -146,15 +136,12 @@ class Container:
             FileNotFoundError: There is none.
             RunError: The engine cannot.
         """
-        try:
-            chunks, _ = self._api.get_archive(self.container_id, path)
-            content = io.BytesIO(b"".join(chunks))
-        except NotFound as error:
-            raise FileNotFoundError(f"{path} in the {self.role} container") from error
-        except APIError as error:
-            raise RunError(
-                f"{path} cannot be fetched from the {self.role} container: {error.explanation}"
-            ) from error
+        with engine_errors(f"{path} cannot be fetched from the {self.role} container"):
+            try:
+                chunks, _ = self._api.get_archive(self.container_id, path)
+                content = io.BytesIO(b"".join(chunks))
+            except NotFound as error:
+                raise FileNotFoundError(f"{path} in the {self.role} container") from error
         with tarfile.open(fileobj=content) as archive:
             file = archive.extractfile(archive.next() or tarfile.TarInfo(path))
             if file is None:
@@ -169,29 +156,24 @@ class Container:
             RoleExitedError: It does not run (any more).
             RunError: The engine cannot.
         """
-        try:
-            exec_id = self._api.exec_create(self.container_id, list(argv))["Id"]
-            stdout, stderr = self._api.exec_start(exec_id, demux=True)
-            status = self._api.exec_inspect(exec_id)["ExitCode"]
-        except APIError as error:
-            if error.status_code in _GONE and self._ended.wait(_END_NOTICED_S):
-                raise self.exited() from error
-            raise RunError(
-                f"{argv[0]} cannot be run in the {self.role} container: {error.explanation}"
-            ) from error
+        with engine_errors(f"{argv[0]} cannot be run in the {self.role} container"):
+            try:
+                exec_id = self._api.exec_create(self.container_id, list(argv))["Id"]
+                stdout, stderr = self._api.exec_start(exec_id, demux=True)
+                status = self._api.exec_inspect(exec_id)["ExitCode"]
+            except APIError as error:
+                if error.status_code in _GONE and self._ended.wait(_END_NOTICED_S):
+                    raise self.exited() from error
+                raise
         return ExecResult(status, _decode(stdout), _decode(stderr))
 
     def output(self) -> tuple[str, str]:
         """
         What it wrote to stdout and stderr so far.
         """
-        try:
+        with engine_errors(f"the output of the {self.role} container cannot be read"):
             stdout = self._api.logs(self.container_id, stdout=True, stderr=False)
             stderr = self._api.logs(self.container_id, stdout=False, stderr=True)
-        except APIError as error:
-            raise RunError(
-                f"the output of the {self.role} container cannot be read: {error.explanation}"
-            ) from error
         return _decode(stdout), _decode(stderr)
 
     def uptime_s(self) -> float:
@@ -201,7 +183,8 @@ class Container:
         if not self._started_s:
             return 0.0
         if self._ended.is_set():
-            state = self._api.inspect_container(self.container_id)["State"]
+            with engine_errors(f"the times of the {self.role} container cannot be read"):
+                state = self._api.inspect_container(self.container_id)["State"]
             begun, ended = (
                 datetime.fromisoformat(state[key]) for key in ("StartedAt", "FinishedAt")
             )

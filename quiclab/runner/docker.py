@@ -14,6 +14,7 @@ from quiclab.engine import (
     Engine,
     check_architecture,
     check_engine_can_trace,
+    engine_errors,
     find_unknown_capabilities,
     select_security_options,
 )
@@ -132,8 +133,11 @@ def find_runs(engine: Engine) -> list[str]:
     Name the runs of this host that have anything on the engine.
     """
     filters: Filters = {"label": [RUN_LABEL, f"{HOST_LABEL}={compute_host_id()}"]}
+    with engine_errors("what earlier runs left on the engine cannot be listed"):
+        containers = engine.client.containers.list(all=True, filters=filters, ignore_removed=True)
+        networks = engine.client.networks.list(filters=filters)
     found = [
-        *(made.labels for made in engine.client.containers.list(all=True, filters=filters)),
-        *(made.attrs["Labels"] for made in engine.client.networks.list(filters=filters)),
+        *(container.labels for container in containers),
+        *(network.attrs["Labels"] for network in networks),
     ]
     return list(dict.fromkeys(labels[RUN_LABEL] for labels in found))

@@ -7,22 +7,23 @@ removes whatever has that label: also containers that could not be started.
 
 import contextlib
 import hashlib
-import ipaddress
+import itertools
 import json
 import platform
 import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any, Self
 
-from docker.errors import APIError, NotFound
+from docker.errors import NotFound
 from docker.types import IPAMConfig, IPAMPool, LogConfig, Mount, Ulimit
 
 from quiclab import leftovers
 from quiclab.compose import NetworkSettings, RoleSettings
-from quiclab.engine import Engine
+from quiclab.engine import SDK_ERRORS, Engine, engine_errors, find_reason
 from quiclab.errors import MachineError, RunError
 from quiclab.image import Image
 from quiclab.runner.base import CLIENT, SERVER, TRACER, PlaceFacts
@@ -248,16 +249,16 @@ class DockerPlace:
             try:
                 trial = networks.create(self._network, **asked)
                 trial.reload()
-                pool = trial.attrs["IPAM"]["Config"][0]
+                subnet = trial.attrs["IPAM"]["Config"][0]["Subnet"]
                 trial.remove()
-                chosen = IPAMPool(subnet=pool["Subnet"], gateway=pool["Gateway"])
+                # The first address is the host's own on the bridge, also where none is said.
+                gateway, server, client = itertools.islice(ip_network(subnet).hosts(), 3)
+                chosen = IPAMPool(subnet=subnet, gateway=str(gateway))
                 networks.create(self._network, ipam=IPAMConfig(pool_configs=[chosen]), **asked)
-            except APIError as error:
-                reason = str(error.explanation)
+            except SDK_ERRORS as error:
+                reason = find_reason(error)
                 continue  # another program took the subnet in between
-            hosts = ipaddress.ip_network(pool["Subnet"]).hosts()
-            free = (str(host) for host in hosts if str(host) != pool["Gateway"])
-            return {SERVER: next(free), CLIENT: next(free)}
+            return {SERVER: str(server), CLIENT: str(client)}
         raise RunError(f"the engine makes no network with an MTU of {self._mtu_bytes}: {reason}")
 
     def _collect_versions(self) -> dict[str, str]:
@@ -305,11 +306,11 @@ class DockerPlace:
                     f"the engine has no image {self._blueprint.image.tag} any more; "
                     "run invoke build"
                 ) from error
-            except APIError as error:
-                if self._drop_missing_headers(str(error.explanation)):
+            except SDK_ERRORS as error:
+                if self._drop_missing_headers(find_reason(error)):
                     continue
                 raise RunError(
-                    f"the {role} container cannot be created: {error.explanation}"
+                    f"the {role} container cannot be created: {find_reason(error)}"
                 ) from error
             return Container(self._engine, made["Id"], role)
 
@@ -425,8 +426,11 @@ def remove_run(engine: Engine, run_id: str) -> list[str]:
     removed: dict[str, None] = {}
     reasons: list[str] = []
     for _ in range(_REMOVAL_TRIES):
-        containers = engine.client.containers.list(all=True, filters=filters, ignore_removed=True)
-        networks = engine.client.networks.list(filters=filters)
+        with engine_errors(f"what run {run_id} made cannot be listed for removal"):
+            containers = engine.client.containers.list(
+                all=True, filters=filters, ignore_removed=True
+            )
+            networks = engine.client.networks.list(filters=filters)
         if not containers and not networks:
             return list(removed)
         with ThreadPoolExecutor(max_workers=4) as pool:
@@ -450,8 +454,8 @@ def _remove_container(engine: Engine, container_id: str) -> str:
         engine.client.api.remove_container(container_id, force=True, v=True)
     except NotFound:
         pass  # it is gone, which is what was asked for
-    except APIError as error:
-        return str(error.explanation)
+    except SDK_ERRORS as error:
+        return find_reason(error)
     return ""
 
 
@@ -460,6 +464,6 @@ def _remove_network(engine: Engine, network_id: str) -> str:
         engine.client.api.remove_network(network_id)
     except NotFound:
         pass  # it is gone, which is what was asked for
-    except APIError as error:
-        return str(error.explanation)
+    except SDK_ERRORS as error:
+        return find_reason(error)
     return ""

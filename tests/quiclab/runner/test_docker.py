@@ -5,6 +5,7 @@ They are kept on the engine that runs here. What an engine elsewhere would say i
 told by changing what this one said of itself.
 """
 
+import gc
 import json
 import platform
 import subprocess
@@ -20,7 +21,7 @@ import pytest
 
 from quiclab.capabilities import CAPABILITIES
 from quiclab.compose import load_compose
-from quiclab.engine import Engine
+from quiclab.engine import Engine, EngineAddress, connect_engine
 from quiclab.errors import MachineError, RoleExitedError, RunError
 from quiclab.image import Image
 from quiclab.runner.base import CLIENT, SERVER, TRACER, Runner
@@ -33,7 +34,9 @@ from quiclab.runner.docker_place import (
     compute_host_id,
     remove_run,
 )
+from tests.conftest import need
 from tests.docker_lab import need_engine, need_image
+from tests.quiclab.engine_relay import Relay, relay_engine
 from tests.quiclab.runner.contract import PlaceContract
 
 pytestmark = pytest.mark.docker
@@ -351,6 +354,37 @@ def test_header_folder_that_the_host_lacks_is_left_out_and_not_made(tmp_path: Pa
         assert place.facts.details["header_folders"] == [str(tmp_path)]
         assert place.facts.notes == (f"tracer: the engine's host has no {absent}",)
     assert not absent.exists()
+
+
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # the SDK's, when refused
+def test_engine_that_goes_away_is_an_error_of_the_run_and_the_next_one_cleans_up(
+    tmp_path: Path,
+) -> None:
+    """No traceback of the SDK: a line that says what could not be done, also when leaving."""
+    engine = need_engine()
+    need(engine.address.url.startswith("unix://"), "an engine behind a Unix socket")
+    run_id = make_run_id()
+
+    def lose_the_engine(runner: DockerRunner, relay: Relay) -> None:
+        with runner.open(run_id, max_mtu_bytes=1500, tracer_count=1) as place:
+            place.start(SERVER, SLEEP, environment={})
+            relay.cut()
+            with pytest.raises(RunError, match="does not say how the server container ended"):
+                place.wait(SERVER, timeout_s=20)
+            for ask in (place.output, place.interrupt, lambda role: place.read(role, "x")):
+                with pytest.raises(RunError, match="the server container"):
+                    ask(SERVER)
+
+    with relay_engine(tmp_path, engine.address.url) as relay:
+        cuttable = connect_engine(EngineAddress(relay.url, "test", is_chosen=True))
+        runner = DockerRunner(cuttable, need_image(), load_compose({}))
+        with pytest.raises(RunError, match=f"what run {run_id} made cannot be listed for removal"):
+            lose_the_engine(runner, relay)
+        cuttable.close()
+    gc.collect()
+    assert len(list_made(run_id)) == 2
+    remove_run(engine, run_id)
+    assert list_made(run_id) == []
 
 
 def test_host_has_a_name_of_its_own() -> None:
