@@ -219,12 +219,20 @@ def merge_reports(workers: list[dict[str, Any]]) -> dict[str, Any]:
     """
     Make the answer to `report` from the workers' own parts.
     """
+    # So that whoever reads totals finds zeros, not gaps, when no worker could report.
+    nothing: dict[str, Mapping[str, Any]] = {
+        "connections": ConnectionCounters().report(),
+        "tx": TxCounters().report(),
+        "rx": RxCounters().report(),
+        "receive_buffer": ReceiveBufferCounters().report(),
+        "perf": {},
+    }
     return {
         "schema": SCHEMA,
         "workers": workers,
         "total": {
-            part: add_up(worker[part] for worker in workers)
-            for part in ("connections", "tx", "rx", "receive_buffer", "perf")
+            part: add_up([zeros, *(worker[part] for worker in workers)])
+            for part, zeros in nothing.items()
         },
         "rings_empty": all(worker["rings_empty"] for worker in workers),
     }

@@ -227,6 +227,45 @@ def test_without_mmsg_calls_it_sends_one_message_a_call(tmp_path: Any, refusal: 
         assert report["workers"][0]["degradations"] == [degradation]
 
 
+def test_without_probes_it_serves_and_says_why(tmp_path: Path) -> None:
+    """Where the probes cannot be loaded, one line says so and the server runs all the same."""
+    (tmp_path / "file").write_text("")
+    with ServerProcess(tmp_path, "--probe-directory", str(tmp_path / "file" / "x")) as server:
+        described = server.description["probes"]
+        assert not described["is_on"]
+        assert described["provider_path"] is None
+        assert "no probe can fire" in described["note"]
+        server.load("--receive", "100000")
+        assert server.end() == 0
+        assert server.errors == f"server: {described['note']}\n"
+
+
+def test_probes_can_be_switched_off(tmp_path: Path) -> None:
+    """--probes off maps no file, and the description tells."""
+    with ServerProcess(tmp_path, "--probes", "off") as server:
+        assert server.description["probes"] == {
+            "is_on": False,
+            "provider_path": None,
+            "note": "switched off by --probes off",
+        }
+        assert not (tmp_path / "probes").exists()
+
+
+def test_without_the_native_module_one_line_says_how_to_build_it() -> None:
+    """A clone that was not set up: status 4 and the command to run."""
+    code = (
+        "import sys; sys.modules['server.udp._native'] = None; "
+        "from server.__main__ import main; sys.exit(main([]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=REPOSITORY, check=False, capture_output=True, text=True
+    )
+    assert done.returncode == ExitStatus.MACHINE_CANNOT
+    assert done.stderr == (
+        "server: server/udp/_native was not built for this Python; run python -m server.build\n"
+    )
+
+
 # Command line ----------------------------------------------------------------------
 
 
