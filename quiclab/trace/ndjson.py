@@ -125,7 +125,8 @@ class TraceParser:
             for snapshot in _parse_maps(kind, data):
                 # Moved to the end, so that maps stand in the order of their last print.
                 snapshots = self._series.pop(snapshot.name, [])
-                self._series[snapshot.name] = [*snapshots, snapshot]
+                snapshots.append(snapshot)
+                self._series[snapshot.name] = snapshots
         elif kind in _PRINT_TYPES:
             self._printed.append(data if isinstance(data, str) else json.dumps(data))
         elif kind == "value":
