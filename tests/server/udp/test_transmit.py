@@ -105,7 +105,7 @@ ANSWERS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(WRITES, ANSWERS, st.sampled_from([1, 2, 4]), st.sampled_from(["mmsg", "lost", "single"]))
 def test_no_datagram_is_lost_doubled_or_reordered(
     writes: Any, answers: Any, capacity: Any, mmsg: Any
