@@ -4,6 +4,7 @@ The folder a run leaves behind: its layout, its manifest, who owns it.
     <output>/<UTC time>-<script>-<buffer>-<id>/
         manifest.json     what was asked, granted, used and judged; first "running", last final
         trace.jsonl       bpftrace's output, untouched (trace-<script>.jsonl when several traced)
+        <script>.bt       a script of the user's own, as it was run
         histograms.json   the same maps, parsed
         trace.txt         the same maps as text, in bpftrace's own form
         server.json       the server's counters over the traced window

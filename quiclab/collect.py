@@ -34,17 +34,19 @@ def collect(place: Place, evidence: Evidence, clock: Clock) -> None:
     End what still runs and fetch what there is.
     """
     end_role(place, evidence, CLIENT, within_s=CLIENT_END_S)
-    if evidence.counters is None or not evidence.counters.is_settled:
+    is_settled = evidence.counters is not None and evidence.counters.is_settled
+    if evidence.is_load_started and not is_settled:
         with attempt(evidence, "the server's counters"):
             settle(place, evidence, clock, within_s=EARLY_SETTLE_S)
-    if SERVER in evidence.roles:
+    if evidence.is_load_started:
         with attempt(evidence, "socket drops"):
             evidence.socket_drops = place.socket_drops()
     end_tracers(place, evidence)
     end_role(place, evidence, SERVER, within_s=SERVER_END_S)
     _fetch_results(place, evidence)
-    for role in evidence.roles:
-        _fetch_words(place, evidence, role)
+    for role, facts in evidence.roles.items():
+        if facts.is_started:
+            _fetch_words(place, evidence, role)
 
 
 def settle(place: Place, evidence: Evidence, clock: Clock, *, within_s: float) -> None:
@@ -56,8 +58,6 @@ def settle(place: Place, evidence: Evidence, clock: Clock, *, within_s: float) -
     Raises:
         RunError: The server does not answer.
     """
-    if SERVER not in evidence.roles:
-        return
     deadline_s = clock.now_s() + within_s
     while True:
         evidence.counters = CounterReport.read(place.request(SERVER, "report"))
@@ -81,13 +81,11 @@ def end_tracers(place: Place, evidence: Evidence) -> None:
     """
     Ask all tracers to end at once, then wait for each and read what it left.
     """
-    for tracer in evidence.tracers:
-        if tracer.role in evidence.roles:
-            with attempt(evidence, f"an orderly end of {tracer.role}"):
-                place.interrupt(tracer.role)
-    for tracer in evidence.tracers:
-        if tracer.role not in evidence.roles:
-            continue
+    started = [t for t in evidence.tracers if _is_started(evidence, t.role)]
+    for tracer in started:
+        with attempt(evidence, f"an orderly end of {tracer.role}"):
+            place.interrupt(tracer.role)
+    for tracer in started:
         end_role(place, evidence, tracer.role, within_s=TRACER_END_S, is_asked=True)
         with attempt(evidence, f"the trace of {tracer.script.name}"):
             tracer.raw_trace = place.read(tracer.role, TRACE)
@@ -100,9 +98,9 @@ def end_role(
     """
     End one role in order, by force when it does not listen, and note how it ended.
     """
-    facts = evidence.roles.get(role)
-    if facts is None:
+    if not _is_started(evidence, role):
         return
+    facts = evidence.roles[role]
     with attempt(evidence, f"an orderly end of {role}"):
         if not is_asked and place.exit_status(role) is None:
             place.interrupt(role)
@@ -112,6 +110,10 @@ def end_role(
             facts.is_killed_by_lab = True
             place.kill(role)
             facts.exit_status = place.wait(role, timeout_s=KILLED_END_S)
+
+
+def _is_started(evidence: Evidence, role: str) -> bool:
+    return role in evidence.roles and evidence.roles[role].is_started
 
 
 def _fetch_results(place: Place, evidence: Evidence) -> None:

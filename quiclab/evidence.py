@@ -22,6 +22,7 @@ class RoleEvidence:
 
     command: Sequence[str]
     environment: Mapping[str, str]
+    is_started: bool = False
     exit_status: int | None = None
     uptime_s: float | None = None
     is_killed_by_lab: bool = False

@@ -230,7 +230,8 @@ class _Run:
     def _start_client(self, place: Place, server: ServerDescription) -> ClientDescription:
         """Up to here no packet is sent: the client holds until it is told."""
         self._record.begin(Phase.CLIENT)
-        upload_cap = fit_upload_window(self._scenario, server)
+        is_upload = self._scenario.direction != "download"
+        upload_cap = fit_upload_window(self._scenario, server) if is_upload else None
         place.write(CLIENT, CLIENT_CA, server.certificate_pem.encode())
         self._start(
             place,
@@ -301,7 +302,7 @@ class _Run:
                 if trace.has_begun or (is_silent and now_s - announced_s >= SILENT_ATTACH_S):
                     return
             if now_s > deadline_s:
-                words = find_last_words(place.output(tracer.role)[1])
+                words = _last_words(place, tracer.role)
                 raise RunError(
                     f"{tracer.script.name}: bpftrace did not attach within {ATTACH_LIMIT_S:.0f} s"
                     + (f": {words}" if words else "")
@@ -372,6 +373,7 @@ class _Run:
         environment = environment or {}
         self._evidence.roles[role] = RoleEvidence(command=argv, environment=environment)
         place.start(role, argv, environment=environment)
+        self._evidence.roles[role].is_started = True
 
     def _ask(self, place: Place, role: str, op: str, **arguments: Any) -> Mapping[str, Any]:
         with self._interrupts.allowed():
@@ -420,9 +422,15 @@ def _exited(place: Place, role: str, status: int) -> RoleExitedError:
     return RoleExitedError(
         role,
         exit_status=status,
-        last_words=find_last_words(place.output(role)[1]),
+        last_words=_last_words(place, role),
         after_s=place.uptime_s(role),
     )
+
+
+def _last_words(place: Place, role: str) -> str:
+    stdout, stderr = place.output(role)
+    # bpftrace 0.17 says "No probes to attach" on stdout.
+    return find_last_words(stderr) or (find_last_words(stdout) if role.startswith(TRACER) else "")
 
 
 def _name_failure(error: Exception) -> str:

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Self
+from typing import Any, Self
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -44,7 +44,7 @@ class Interrupts:
         self.signal_name: str | None = None
         self._is_raised = False
         self._allowed_depth = 0
-        self._previous: dict[int, object] = {}
+        self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -54,7 +54,8 @@ class Interrupts:
 
     def __exit__(self, *exc_info: object) -> None:
         for number, handler in self._previous.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
+            # None stands for a handler that was not set from Python and cannot be set again.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
         self._previous.clear()
 
     @contextmanager

@@ -136,6 +136,8 @@ class Record:
                 is_alone = len(tracers) == 1
                 name = "trace.jsonl" if is_alone else f"trace-{tracer.script.name}.jsonl"
                 self.folder.write(name, tracer.raw_trace)
+            if not tracer.script.is_shipped:
+                self.folder.write(f"{tracer.script.name}.bt", tracer.script.text)
         parsed = [tracer for tracer in tracers if tracer.trace is not None]
         if parsed:
             self.folder.write_json("histograms.json", _parsed_maps(parsed))
@@ -167,7 +169,7 @@ class Record:
             },
             versions=versions,
             host=self._host,
-            image_digest=details.get("image_digest"),
+            image_digest=details.get("image_id"),
             git=self._git,
             durations_s=self.durations_s,
             socket_drops=evidence.socket_drops,

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict
 from quiclab.errors import ExitCode
 from quiclab.evidence import Evidence, TracerEvidence
 from quiclab.runner.base import CLIENT, SERVER
+from quiclab.trace.complaints import parse_complaints
 from quiclab.trace.events import DEFAULT_MAP_KEY_LIMIT
 from quiclab.trace.script import CheckResult, MapNote, evaluate_checks
 
@@ -148,6 +149,14 @@ def _probes_missing(evidence: Evidence) -> Iterator[str]:
             yield f"{tracer.script.name}: {announced} of {expected} probes attached"
 
 
+def _tracer_complains(evidence: Evidence) -> Iterator[str]:
+    for tracer in evidence.tracers:
+        role = evidence.roles.get(tracer.role)
+        for complaint in parse_complaints(role.stderr) if role is not None else ():
+            if complaint.is_fault and not evidence.failure:
+                yield f"{tracer.script.name}: bpftrace complains: {complaint.text}"
+
+
 def _trace_missing(evidence: Evidence) -> Iterator[str]:
     if not evidence.is_load_started:
         return
@@ -201,7 +210,7 @@ def _due_maps(evidence: Evidence, tracer: TracerEvidence, *, is_due: bool) -> li
 
 
 def _no_samples(evidence: Evidence) -> Iterator[str]:
-    for tracer in evidence.tracers:
+    for tracer in evidence.tracers if evidence.is_load_started else ():
         due = _due_maps(evidence, tracer, is_due=True)
         if tracer.trace is None or not _is_silent(tracer):
             continue
@@ -222,7 +231,7 @@ def _is_silent(tracer: TracerEvidence) -> bool:
 
 
 def _map_is_empty(evidence: Evidence) -> Iterator[str]:
-    for tracer in evidence.tracers:
+    for tracer in evidence.tracers if evidence.is_load_started else ():
         if _is_silent(tracer):
             continue
         for note in _empty_maps(tracer, _due_maps(evidence, tracer, is_due=True)):
@@ -231,7 +240,7 @@ def _map_is_empty(evidence: Evidence) -> Iterator[str]:
 
 
 def _other_direction(evidence: Evidence) -> Iterator[str]:
-    for tracer in evidence.tracers:
+    for tracer in evidence.tracers if evidence.is_load_started else ():
         for note in _empty_maps(tracer, _due_maps(evidence, tracer, is_due=False)):
             yield (
                 f"{tracer.script.name}: 0 samples in {note.name}; "
@@ -354,6 +363,7 @@ RULES: Final[Sequence[Rule]] = (
     Rule("interrupted", "invalid", _interrupted),  # INT or TERM came before the load's end
     Rule("interrupted-late", "note", _interrupted_late),  # ... or after it
     Rule("probes-missing", "invalid", _probes_missing),  # attached ≠ expected
+    Rule("tracer-complaint", "degraded", _tracer_complains),  # a probe counted and not attached
     Rule("trace-missing", "invalid", _trace_missing),  # none, or without its final maps
     Rule("counts-differ", "invalid", _counts_differ),  # a map's events ≠ the server's counter
     Rule("counters-missing", "invalid", _no_counters),  # nothing to compare with

@@ -206,6 +206,21 @@ def test_output_with_a_space_and_a_symlink_and_relative_works(
     assert result.directory.name == str((tmp_path / "link" / "latest").readlink())
 
 
+def test_script_of_the_users_own_is_kept_and_may_be_silent_at_begin(tmp_path: Path) -> None:
+    """A script whose BEGIN prints nothing is given a while to attach; its text is kept."""
+    script = tmp_path / "mine.bt"
+    script.write_text("usdt:$1:s2n_quic_platform__syscall__mmsg__start_send { @calls = count(); }")
+    (tmp_path / "mine.jsonl").write_text(
+        '{"type": "attached_probes", "data": {"probes": 1}}\n\n'
+        '{"type": "map", "data": {"@calls": 83}}\n'
+    )
+    runner = FakeRunner(recordings=tmp_path)
+    result = run(runner, tmp_path / "out", script=(str(script),))
+    assert "ok" == result.verdict.word
+    assert 3.0 <= result.manifest.durations_s["tracer"] < 4.5
+    assert script.read_text() == (result.directory / "mine.bt").read_text()
+
+
 # Windows ---------------------------------------------------------------------
 
 

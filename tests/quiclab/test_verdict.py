@@ -211,6 +211,13 @@ def _exit(role: str, status: int) -> Callable[[Evidence], None]:
     return change
 
 
+def _complain(evidence: Evidence) -> None:
+    evidence.roles["tracer"].stderr = (
+        "ERROR: couldn't set RLIMIT_MEMLOCK for bpftrace.\n"
+        "x.bt:1:1-9: WARNING: tracepoint not found: no:such\n"
+    )
+
+
 def _drop(evidence: Evidence) -> None:
     evidence.socket_drops = {"server_drop_count": 1234}
 
@@ -258,6 +265,7 @@ HELPER = (
         ("trace-missing", _cut, "cut off"),
         ("counts-differ", _miscount, "@tx_arg_counts 83 ≠ tx.send_call_count 84"),
         ("counts-differ", _unmatch, "@tx_unmatched 2 ≠ expected 0"),
+        ("tracer-complaint", _complain, "bpftrace complains: tracepoint not found: no:such"),
         ("counters-missing", _drop_counters, "nothing proves the trace complete"),
         ("no-samples", _silence, "0 samples; none of these fired: s2n_quic_platform"),
         ("map-empty", _silence_one, "0 samples in @tx_arg_counts; usdt:$1:s2n_quic_platform"),
