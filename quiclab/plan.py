@@ -20,7 +20,7 @@ from quiclab.words import DEFAULT_SCRIPT, TraceWords
 _SIZES = ("rx_buffer", "socket_buffer", "max_mtu", "datagram", "bytes")
 _COUNTS = ("max_segments", "connections", "streams", "workers", "map_keys")
 _CHOICES = {"direction": get_args(Direction), "runner": get_args(RunnerName)}
-_AS_THEY_ARE = ("gso", "gro", "verify_content", "privileged", "label")
+_AS_THEY_ARE = ("gso", "gro", "verify_content", "privileged", "host_headers", "label")
 
 
 def plan_scenarios(words: TraceWords) -> list[Scenario]:

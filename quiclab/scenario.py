@@ -54,6 +54,8 @@ class Scenario(BaseModel):
     map_key_limit: int | None = Field(default=None, alias="map-keys", gt=0)
     """BPFTRACE_MAP_KEYS_MAX for the tracers; None leaves bpftrace's own default (4096)."""
     is_privileged: bool = Field(default=False, alias="privileged")
+    has_host_headers: bool = Field(default=False, alias="host-headers")
+    """Whether the tracer's container sees the kernel headers of the engine's host."""
 
     @property
     def datagram_bytes(self) -> int:

@@ -129,13 +129,16 @@ def opened_runner(words: TraceWords, terminal: Terminal) -> Iterator[Runner]:
             yield readiness.prepare_local()
         else:
             from quiclab.compose import load_compose  # noqa: PLC0415
+            from quiclab.engine import check_engine_can_trace  # noqa: PLC0415
             from quiclab.runner.docker import DockerRunner  # noqa: PLC0415
 
+            check_engine_can_trace(engine.facts)  # before minutes go into an image
             yield DockerRunner(
                 engine,
                 readiness.prepare_image(engine),
                 load_compose(os.environ),
                 is_privileged=words.privileged,
+                has_host_headers=words.host_headers,
             )
 
 

@@ -59,6 +59,9 @@ class TraceWords:
     verify_content: bool = option("check every byte, not only the length", default=False)
     map_keys: str = option("most keys a bpftrace map may hold (default: bpftrace's own)")
     privileged: bool = option("a privileged tracer container, where the engine can", default=False)
+    host_headers: bool = option(
+        "show the tracer's container the kernel headers of the engine's host", default=False
+    )
     runner: str = option("auto, docker or local (default auto)")
     output: str = option("parent folder of the run folders (default artifacts)")
     label: str = option("a name for people, kept in the manifest")

@@ -39,6 +39,7 @@ def test_every_value_lands_in_its_field() -> None:
         verify_content=True,
         map_keys="8192",
         privileged=True,
+        host_headers=True,
         runner="local",
         label="a name",
     )
@@ -61,6 +62,7 @@ def test_every_value_lands_in_its_field() -> None:
         "verify-content": True,
         "map-keys": 8192,
         "privileged": True,
+        "host-headers": True,
         "runner": "local",
         "label": "a name",
     }
