@@ -76,6 +76,7 @@ class ServerGranted(Answer):
     datagram_bytes: int
     window_cap_bytes: int
     holdable_bytes: int | None = None
+    connection_flow_control_bytes: int | None = None
 
 
 class ProbeState(Answer):

@@ -35,13 +35,7 @@ from quiclab.errors import (
     UsageError,
 )
 from quiclab.evidence import Evidence, RoleEvidence, TracerEvidence
-from quiclab.grants import (
-    download_window_grant,
-    fit_download_window,
-    fit_upload_window,
-    list_grants,
-    upload_window_grant,
-)
+from quiclab.grants import fit_download_window, fit_upload_window, list_grants, list_windows
 from quiclab.interrupts import Interruption, Interrupts
 from quiclab.observer import Observer, Phase, SilentObserver
 from quiclab.record import Record
@@ -228,21 +222,16 @@ class _Run:
         return server
 
     def _start_client(self, place: Place, server: ServerDescription) -> ClientDescription:
-        """Up to here no packet is sent: the client holds until it is told."""
+        """
+        Its sockets are made and described; no packet is sent before it is told.
+        """
         self._record.begin(Phase.CLIENT)
-        is_upload = self._scenario.direction != "download"
-        upload_cap = fit_upload_window(self._scenario, server) if is_upload else None
         place.write(CLIENT, CLIENT_CA, server.certificate_pem.encode())
-        self._start(
-            place,
-            CLIENT,
-            client_command(
-                self._scenario,
-                place,
-                server,
-                window_cap_bytes=upload_cap or server.granted.window_cap_bytes,
-            ),
-        )
+        cap_bytes = server.granted.window_cap_bytes
+        if self._scenario.direction != "download":
+            cap_bytes = fit_upload_window(self._scenario, server)
+        argv = client_command(self._scenario, place, server, window_cap_bytes=cap_bytes)
+        self._start(place, CLIENT, argv)
         client = ClientDescription.read(self._ask(place, CLIENT, "describe"))
         self._evidence.client = client
         return client
@@ -251,20 +240,15 @@ class _Run:
         self, place: Place, server: ServerDescription, client: ClientDescription
     ) -> None:
         """
-        A burst that the receiver cannot hold is lost on loopback: no window is larger.
+        A burst that its receiver cannot hold is lost on loopback: no window may be larger.
         """
-        scenario, asked_bytes = self._scenario, server.granted.window_cap_bytes
-        rows = list_grants(scenario, server, client, sysctls=self._record.sysctls)
-        if scenario.direction != "upload":
-            cap_bytes = fit_download_window(server, client)
-            if cap_bytes is not None:
-                self._ask(place, SERVER, "configure", window_cap_bytes=cap_bytes)
-                rows.append(download_window_grant(asked_bytes, cap_bytes, client))
-        if scenario.direction != "download":
-            cap_bytes = fit_upload_window(scenario, server)
-            if cap_bytes is not None:
-                rows.append(upload_window_grant(asked_bytes, cap_bytes, server))
-        self._evidence.grants = rows
+        cap_bytes = fit_download_window(server, client)
+        if self._scenario.direction != "upload" and cap_bytes != server.granted.window_cap_bytes:
+            self._ask(place, SERVER, "configure", window_cap_bytes=cap_bytes)
+        self._evidence.grants = [
+            *list_grants(self._scenario, server, client, sysctls=self._record.sysctls),
+            *list_windows(self._scenario, server, client),
+        ]
 
     def _attach_tracers(self, place: Place, server: ServerDescription) -> None:
         """
@@ -316,8 +300,8 @@ class _Run:
         self._record.begin(Phase.LOAD)
         self._record.note("load", render_load(self._scenario))
         self._ask(place, SERVER, "reset")
-        self._ask(place, CLIENT, "start")
         self._evidence.is_load_started = True
+        self._ask(place, CLIENT, "start")
         with self._interrupts.allowed():
             status = self._await_client(place)
         self._record.progress(1.0, left_s=0.0)

@@ -79,78 +79,75 @@ def list_grants(
     ]
 
 
-def fit_download_window(server: ServerDescription, client: ClientDescription) -> int | None:
+def fit_download_window(server: ServerDescription, client: ClientDescription) -> int:
     """
-    Window cap of each connection that the client's receive buffer can hold.
+    Window cap of each connection: the server's, or what the client's receive buffer holds.
 
     Every connection of the client has a socket of its own.
-
-    Returns:
-        The lower cap, or None when the server's own cap fits.
     """
-    return _lower_cap(server.granted.window_cap_bytes, client.holdable_bytes)
+    return _fit(server.granted.window_cap_bytes, client.holdable_bytes)
 
 
-def fit_upload_window(scenario: Scenario, server: ServerDescription) -> int | None:
+def fit_upload_window(scenario: Scenario, server: ServerDescription) -> int:
     """
-    Window cap of each connection that the server's receive buffers can hold.
+    Window cap of each connection: the usual one, or its share of the server's receive buffer.
 
     The connections share the sockets of the workers; which worker a connection
     meets is chance, so the worst case (all on one) is what must fit.
-
-    Returns:
-        The lower cap, or None when the usual cap fits.
     """
     holdable_bytes = server.granted.holdable_bytes
     if holdable_bytes is None:
         buffer = server.granted.socket_receive_buffer
         holdable_bytes = int(2 * buffer.granted_bytes * HOLDABLE_SHARE_OF_READBACK)
-    share_bytes = holdable_bytes // scenario.connection_count
-    return _lower_cap(server.granted.window_cap_bytes, share_bytes)
+    return _fit(server.granted.window_cap_bytes, holdable_bytes // scenario.connection_count)
 
 
-def download_window_grant(asked_bytes: int, cap_bytes: int, client: ClientDescription) -> Grant:
+def list_windows(
+    scenario: Scenario, server: ServerDescription, client: ClientDescription
+) -> list[Grant]:
     """
-    The row that says that the server's window cap was lowered, and why.
+    The windows of QUIC that bound what is in flight, in each direction that is used.
     """
-    buffer = client.granted.socket_receive_buffer
+    asked_bytes = server.granted.window_cap_bytes
+    rows = []
+    if scenario.direction != "upload":
+        asked = client.granted.socket_receive_buffer.asked_bytes
+        fix = f"sudo sysctl net.core.rmem_max={asked}" if asked else ""
+        granted_bytes = fit_download_window(server, client)
+        rows.append(_window("download", asked_bytes, granted_bytes, holder="client", fix=fix))
+    if scenario.direction != "download":
+        buffer = server.granted.socket_receive_buffer
+        is_clamped = (buffer.asked_bytes or 0) > buffer.granted_bytes
+        fix = f"sudo sysctl net.core.rmem_max={buffer.asked_bytes}"
+        fix = fix if is_clamped else "--socket-buffer 8M"
+        granted_bytes = fit_upload_window(scenario, server)
+        rows.append(_window("upload", asked_bytes, granted_bytes, holder="server", fix=fix))
+    flow_bytes = server.granted.connection_flow_control_bytes
+    if scenario.direction != "download" and flow_bytes is not None:
+        granted = f"{render_bytes(flow_bytes)} a connection"
+        rows.append(Grant(what="server flow control", asked=None, granted=granted))
+    return rows
+
+
+def _window(
+    direction: str, asked_bytes: int, granted_bytes: int, *, holder: str, fix: str
+) -> Grant:
+    is_short = granted_bytes != asked_bytes
+    reason = f"the {holder}'s receive buffer holds no more; what does not fit would be lost"
     return Grant(
-        what="window cap of a download",
-        asked=_render_cap(asked_bytes),
-        granted=render_bytes(cap_bytes),
-        is_short=True,
-        reason="the client's receive buffer holds no more; what does not fit would be lost",
-        fix=f"sudo sysctl net.core.rmem_max={buffer.asked_bytes}" if buffer.asked_bytes else "",
+        what=f"window cap of a{'n' if direction == 'upload' else ''} {direction}",
+        asked=render_bytes(asked_bytes) if asked_bytes else "no cap",
+        granted=render_bytes(granted_bytes) if granted_bytes else "no cap",
+        is_short=is_short,
+        reason=reason if is_short else "",
+        fix=fix if is_short else "",
     )
 
 
-def upload_window_grant(asked_bytes: int, cap_bytes: int, server: ServerDescription) -> Grant:
-    """
-    The row that says that the client's window cap was lowered, and why.
-    """
-    buffer = server.granted.socket_receive_buffer
-    is_clamped = buffer.asked_bytes is not None and buffer.granted_bytes < buffer.asked_bytes
-    return Grant(
-        what="window cap of an upload",
-        asked=_render_cap(asked_bytes),
-        granted=render_bytes(cap_bytes),
-        is_short=True,
-        reason="the server's receive buffer holds no more; what does not fit would be lost",
-        fix=(
-            f"sudo sysctl net.core.rmem_max={buffer.asked_bytes}"
-            if is_clamped
-            else "--socket-buffer 8M"
-        ),
-    )
-
-
-def _render_cap(cap_bytes: int) -> str:
-    return render_bytes(cap_bytes) if cap_bytes else "no cap"
-
-
-def _lower_cap(cap_bytes: int, holdable_bytes: int | None) -> int | None:
+def _fit(cap_bytes: int, holdable_bytes: int | None) -> int:
+    """The cap (0: none), unless the buffer is known to hold less."""
     if holdable_bytes is None or (cap_bytes and holdable_bytes >= cap_bytes):
-        return None
+        return cap_bytes
     return max(LEAST_WINDOW_BYTES, holdable_bytes)
 
 

@@ -9,11 +9,10 @@ import pytest
 from quiclab.answers import ClientDescription, ServerDescription
 from quiclab.grants import (
     Grant,
-    download_window_grant,
     fit_download_window,
     fit_upload_window,
     list_grants,
-    upload_window_grant,
+    list_windows,
 )
 from quiclab.runner.fake import load_recording
 from quiclab.scenario import Scenario
@@ -107,24 +106,24 @@ def test_offload_that_was_lost_says_why() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cap_bytes", "holdable_bytes", "lowered"),
+    ("cap_bytes", "holdable_bytes", "fitted"),
     [
-        pytest.param(2_500_000, 2_500_000, None, id="fits"),
+        pytest.param(2_500_000, 2_500_000, 2_500_000, id="fits"),
         pytest.param(2_500_000, 170_000, 170_000, id="does not fit"),
         pytest.param(0, 9_000_000, 9_000_000, id="no cap is the largest cap"),
         pytest.param(2_500_000, 100, 16_384, id="something must move"),
-        pytest.param(2_500_000, None, None, id="unknown"),
+        pytest.param(2_500_000, None, 2_500_000, id="unknown"),
     ],
 )
 def test_download_window_follows_what_the_client_holds(
-    cap_bytes: int, holdable_bytes: int | None, lowered: int | None
+    cap_bytes: int, holdable_bytes: int | None, fitted: int
 ) -> None:
     """The cap is lowered only where the client's buffer holds less."""
     server, client = (
         make_server(window_cap_bytes=cap_bytes),
         make_client(holdable_bytes=holdable_bytes),
     )
-    assert lowered == fit_download_window(server, client)
+    assert fitted == fit_download_window(server, client)
 
 
 def test_upload_window_is_each_connections_share_of_the_servers_buffer() -> None:
@@ -139,11 +138,28 @@ def test_upload_window_is_estimated_where_the_server_did_not_measure() -> None:
     assert 85_196 == fit_upload_window(make_scenario(), server)
 
 
+def test_windows_are_told_for_each_direction_that_is_used() -> None:
+    """A download has one window to bound, an upload another and the server's flow control."""
+    server, client = make_server(holdable_bytes=3_000_000), make_client()
+    told = {
+        direction: [
+            grant.what for grant in list_windows(make_scenario(direction=direction), server, client)
+        ]
+        for direction in ("download", "upload", "both")
+    }
+    assert {
+        "download": ["window cap of a download"],
+        "upload": ["window cap of an upload", "server flow control"],
+        "both": ["window cap of a download", "window cap of an upload", "server flow control"],
+    } == told
+
+
 def test_lowered_windows_say_how_to_get_more() -> None:
     """A download needs the sysctl, an upload the server's own option."""
-    download = download_window_grant(2_500_000, 170_000, make_client())
-    upload = upload_window_grant(2_500_000, 85_196, make_server())
+    scenario = make_scenario(direction="both")
+    download, upload, _ = list_windows(scenario, make_server(), make_client(holdable_bytes=170_000))
     assert ("2,500,000 B", "170,000 B") == (download.asked, download.granted)
+    assert ("2,500,000 B", "85,196 B") == (upload.asked, upload.granted)
     assert ("sudo sysctl net.core.rmem_max=8388608", "--socket-buffer 8M") == (
         download.fix,
         upload.fix,
