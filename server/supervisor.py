@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from aioquic.quic.configuration import QuicConfiguration
@@ -38,6 +39,7 @@ def serve(settings: ServerSettings) -> ExitStatus:
     Raises:
         StartError: It cannot start.
     """
+    _check_stats_path(settings.stats_path)
     certificate = find_certificate(settings)
     provider = load_probes(settings)
     sockets = open_sockets(settings)
@@ -66,6 +68,17 @@ def _listen(settings: ServerSettings, hub: Hub) -> ControlServer | None:
     return control
 
 
+def _check_stats_path(path: Path | None) -> None:
+    """
+    Refuse a place for the counters before the run, not after it.
+    """
+    if path is not None and not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
+        raise StartError(
+            f"--stats-file {path}: {path.parent} is not a folder that can be written to",
+            ExitStatus.USAGE,
+        )
+
+
 def _announce(description: Mapping[str, Any]) -> None:
     print(json.dumps(description, separators=(",", ":")), flush=True)
 
@@ -77,8 +90,11 @@ def _write_report(settings: ServerSettings, report: Mapping[str, Any]) -> None:
     if settings.stats_path is None:
         return
     hidden = settings.stats_path.with_name(f".{settings.stats_path.name}.{os.getpid()}")
-    hidden.write_text(text)
-    hidden.replace(settings.stats_path)
+    try:
+        hidden.write_text(text)
+        hidden.replace(settings.stats_path)
+    except OSError as error:
+        raise StartError(f"--stats-file {settings.stats_path}: {error.strerror}") from error
 
 
 # One worker ----------------------------------------------------------------------
@@ -132,8 +148,12 @@ def _serve_forked(
     for sock in sockets:
         sock.close()
     hub = Hub(base, links)
+    try:
+        description = describe(base, hub.ask({"op": "describe"}))
+    except ControlError as error:
+        raise StartError(f"a worker did not start: {error}", ExitStatus.INTERNAL) from error
     control = _listen(settings, hub)
-    _announce(describe(base, hub.ask({"op": "describe"})))
+    _announce(description)
     try:
         return _supervise(settings, hub, pids)
     finally:

@@ -2,6 +2,7 @@
 server.endpoint: connections over real sockets, the ring that paces them, and rubbish.
 """
 
+import errno
 import os
 import socket
 from collections.abc import Iterator
@@ -18,7 +19,8 @@ from hypothesis import strategies as st
 
 from server.options import EndpointOptions
 from server.perf import find_content_error
-from server.udp.model import UdpOptions
+from server.udp.model import Address, Message, UdpOptions, errno_name
+from server.udp.transmit import Sender
 from tests.server.world import World, make_configuration
 
 ASKED_BYTES = 150_000
@@ -134,6 +136,97 @@ def test_counters_agree_with_each_other() -> None:
         assert client_rx.datagram_read_count == tx["datagram_sent_count"]
         assert client_rx.byte_received_count == tx["byte_sent_count"]
         assert client_tx.datagram_sent_count == rx["datagram_read_count"]
+
+
+class MoodyKernel:
+    """
+    The real calls, save that every third one is refused.
+
+    Args:
+        calls: The real ones.
+        error: What the refused ones answer.
+        refusal_count: How many are refused before all go well.
+    """
+
+    def __init__(self, calls: Sender, *, error: int, refusal_count: int) -> None:
+        self._calls = calls
+        self._error = error
+        self._refusals_left = refusal_count
+        self._number = 0
+
+    def _is_refused(self) -> bool:
+        self._number += 1
+        if self._number % 3 == 0 and self._refusals_left:
+            self._refusals_left -= 1
+            return True
+        return False
+
+    def send(self, fd: int, slots: list[Message | None], first: int, count: int) -> int:
+        """Refuse, or send."""
+        message = slots[first]
+        assert message is not None
+        # GSO is refused to trains alone.
+        is_candidate = self._error not in (errno.EIO, errno.EINVAL) or len(message[1]) > 1
+        if is_candidate and self._is_refused():
+            return -self._error
+        return self._calls.send(fd, slots, first, count)
+
+    def send_one(self, fd: int, slots: list[Message | None], slot: int) -> int:
+        """Send."""
+        return self._calls.send_one(fd, slots, slot)
+
+    def send_apart(self, fd: int, slots: list[Message | None], slot: int) -> int:
+        """Send."""
+        return self._calls.send_apart(fd, slots, slot)
+
+
+@pytest.mark.parametrize("error", [errno.EAGAIN, errno.ENOBUFS, errno.EINTR], ids=errno_name)
+@pytest.mark.parametrize("tx_ring_bytes", [128_000, 8_000_000], ids=["128k", "8M"])
+def test_a_kernel_without_room_costs_time_alone(error: int, tx_ring_bytes: int) -> None:
+    """Calls refused for want of room or memory are counted by name; all bytes come."""
+    with World(UdpOptions(tx_ring_bytes=tx_ring_bytes)) as world:
+        tx = world.server.udp.tx
+        tx._sender = MoodyKernel(tx._sender, error=error, refusal_count=3)
+        application = world.add_client(asked_bytes=ASKED_BYTES)
+        world.run()
+        _check_download(application)
+        assert tx.counters.error_counts[errno_name(error)] >= 1
+        assert tx.counters.datagram_written_count == tx.counters.datagram_sent_count
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.EINVAL], ids=errno_name)
+def test_refused_gso_in_the_middle_of_a_download_costs_no_byte(error: int) -> None:
+    """GSO is given up once, recorded, and the download goes on without it."""
+    with World(UdpOptions(tx_ring_bytes=8_000_000)) as world:
+        tx = world.server.udp.tx
+        tx._sender = MoodyKernel(tx._sender, error=error, refusal_count=1)
+        application = world.add_client(asked_bytes=ASKED_BYTES)
+        world.run()
+        _check_download(application)
+        assert tx.counters.datagram_written_count == tx.counters.datagram_sent_count
+        assert tx.counters.error_counts == {errno_name(error): 1}
+        assert [one.what for one in world.server.udp.degradations] == ["gso"]
+
+
+@pytest.mark.parametrize("tx_ring_bytes", [128_000, 8_000_000], ids=["128k", "8M"])
+@pytest.mark.parametrize("one_in", [50, 7])
+def test_lost_datagrams_are_sent_again(tx_ring_bytes: int, one_in: int) -> None:
+    """Loss never leaves a connection waiting for room that nothing will free."""
+    with World(UdpOptions(tx_ring_bytes=tx_ring_bytes)) as world:
+        application = world.add_client(asked_bytes=ASKED_BYTES)
+        feed = world.clients[0]._receive_datagram
+        number = 0
+
+        def lose(datagram: bytes, address: Address, now_s: float) -> None:
+            nonlocal number
+            number += 1
+            if number % one_in:
+                feed(datagram, address, now_s)
+
+        world.clients[0]._receive_datagram = lose  # type: ignore[method-assign]
+        while not application.is_over:
+            world.loop.turn(most_wait_s=0.05)
+        _check_download(application)
 
 
 def test_a_window_cap_bounds_what_is_in_flight() -> None:

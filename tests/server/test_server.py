@@ -308,6 +308,28 @@ def test_defaults_are_the_originals() -> None:
     assert parse_settings(["--ip", "::"]).datagram_bytes == 8952
 
 
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [("--stats-file", "is not a folder that can be written to"), ("--control", "No such file")],
+)
+def test_a_file_in_no_folder_is_refused_at_the_start(
+    tmp_path: Path, option: str, words: str
+) -> None:
+    """Where a file cannot be, one line says so before anything runs."""
+    done = subprocess.run(
+        [sys.executable, "-m", "server", "--probes", "off", option, str(tmp_path / "none" / "x")],
+        cwd=REPOSITORY,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=20,
+    )
+    assert done.returncode in (ExitStatus.USAGE, ExitStatus.MACHINE_CANNOT)
+    assert done.stderr.startswith(f"server: {option} ")
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
 def test_a_bad_certificate_is_refused_at_the_start(tmp_path: Any) -> None:
     """A file that holds no certificate is said so, status 2."""
     (tmp_path / "x.pem").write_text("nothing")
