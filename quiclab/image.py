@@ -60,6 +60,18 @@ class Recipe:
     """Folder of the Dockerfile and of all it copies."""
 
 
+def read_recipe(environment: Mapping[str, str]) -> Recipe:
+    """
+    Take the lab's recipe, with what `QUICLAB_BASE` and `QUICLAB_KERNEL_HEADERS` change in it.
+
+    compose.yaml reads the same two.
+    """
+    return Recipe(
+        base=environment.get("QUICLAB_BASE") or DEFAULT_BASE,
+        kernel_headers=environment.get("QUICLAB_KERNEL_HEADERS", ""),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Image:
     """
@@ -175,20 +187,21 @@ def ensure_image(
 
     Args:
         engine: Who builds and keeps it.
-        recipe: What to build; the lab's image by default.
+        recipe: What to build; the lab's image by default, see `read_recipe`.
         on_progress: Hears the step and the fraction done.
         privilege: What makes a command run as root, see `bootstrap_base`.
         install: Installs Debian packages on this host; None forbids it.
-        environment: Where SSL_CERT_FILE and proxies are looked up.
+        environment: Where SSL_CERT_FILE, proxies and the recipe are looked up.
 
     Raises:
         MachineError: It cannot be built here; the line says at which step and why.
     """
-    recipe = recipe or Recipe()
     environment = os.environ if environment is None else environment
+    recipe = recipe or read_recipe(environment)
     tag = render_tag(recipe)
     found = find_image(engine, tag)
     if found is not None:
+        _tag_latest(engine, recipe, found)
         return found
     with _lock(on_progress):
         found = find_image(engine, tag)  # another process may just have built it
@@ -207,12 +220,21 @@ def ensure_image(
             arguments=arguments,
             on_progress=lambda step, part: on_progress(step, done + (1 - done) * part),
         )
-        if recipe == Recipe():  # compose.yaml's name, for `docker-compose up` by hand
-            engine.client.api.tag(tag, REPOSITORY, "latest", force=True)
     built = find_image(engine, tag)
     if built is None:
         raise MachineError(f"the engine built {tag} and does not have it; run invoke build again")
+    _tag_latest(engine, recipe, built)
     return Image(tag, built.image_id, built.architecture, is_cached=False)
+
+
+def _tag_latest(engine: Engine, recipe: Recipe, image: Image) -> None:
+    """
+    Give this tree's image the name that compose.yaml uses, for `docker-compose up` by hand.
+    """
+    if recipe.target == "lab" and recipe.root == ROOT:
+        latest = find_image(engine, f"{REPOSITORY}:latest")
+        if latest is None or latest.image_id != image.image_id:
+            engine.client.api.tag(image.tag, REPOSITORY, "latest", force=True)
 
 
 @contextmanager

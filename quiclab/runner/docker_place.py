@@ -11,6 +11,7 @@ import itertools
 import json
 import platform
 import re
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -43,7 +44,8 @@ TRACER_ENTRY = "/opt/quiclab/docker/tracer-entry"
 CONTROL_SOCKET = "control.sock"
 CONTROL_WAIT_S = 15.0  # until a role listens: Python's imports take 1 s, more on a busy machine
 _NOBODY_THERE = 4  # exit status of server.control
-_REMOVAL_TRIES = 5
+_REMOVAL_TRIES = 10
+_REMOVAL_PAUSE_S = 0.3
 _SUBNET_TRIES = 3
 _MISSING_SOURCE = re.compile(r"bind source path does not exist: (\S+)")
 
@@ -210,13 +212,10 @@ class DockerPlace:
     def socket_drops(self) -> Mapping[str, Any]:
         """Read in the server's network namespace, which nobody else uses."""
         server = self._role(SERVER)
-        sockets = [
-            entry
-            for name in ("udp", "udp6")
-            for entry in parse_udp_sockets(server.run(["cat", f"/proc/net/{name}"]).stdout)
-        ]
-        counters = parse_udp_counters(server.run(["cat", "/proc/net/snmp"]).stdout)
-        return summarize_drops(sockets, counters)
+        # One command for all three: snmp's first line begins with Ip, and udp6 may be absent.
+        said = server.run(["cat", *(f"/proc/net/{name}" for name in ("udp", "udp6", "snmp"))])
+        sockets, _, counters = said.stdout.partition("Ip: ")
+        return summarize_drops(parse_udp_sockets(sockets), parse_udp_counters(counters))
 
     def _role(self, role: str) -> Container:
         try:
@@ -440,6 +439,8 @@ def remove_run(engine: Engine, run_id: str) -> list[str]:
         reasons += [_remove_network(engine, str(network.id)) for network in networks]
         removed |= {f"removed container {made.name}": None for made in containers}
         removed |= {f"removed network {network.name}": None for network in networks}
+        if any(reasons):
+            time.sleep(_REMOVAL_PAUSE_S)  # a removal by somebody else may be under way
     raise RunError(
         f"run {run_id} left something that cannot be removed: {' / '.join(filter(None, reasons))}; "
         f"see `docker ps --all --filter label={RUN_LABEL}={run_id}`"

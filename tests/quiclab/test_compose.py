@@ -2,6 +2,7 @@
 Promises of quiclab/compose.py, and of compose.yaml itself.
 """
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -11,6 +12,7 @@ import yaml
 
 from quiclab.compose import COMPOSE_FILE, ComposeError, Ulimit, load_compose, parse_compose
 from tests.conftest import need
+from tests.docker_lab import need_image
 
 SMALL = """
 services:
@@ -156,3 +158,30 @@ def test_docker_compose_accepts_the_file(arguments: list[str]) -> None:
     asked = [str(program), "--file", str(COMPOSE_FILE), *arguments, "config", "--quiet"]
     answered = subprocess.run(asked, capture_output=True, text=True, timeout=30, check=False)
     assert (answered.returncode, answered.stderr) == (0, "")
+
+
+@pytest.mark.docker
+@pytest.mark.slow
+def test_pair_by_hand_moves_bytes() -> None:
+    """`docker-compose up` shows server and client, with the image that `invoke build` made."""
+    program = shutil.which("docker-compose")
+    need(program is not None, "docker-compose")
+    environment = {**os.environ, "QUICLAB_IMAGE": need_image().tag, "QUICLAB_DURATION": "1"}
+    compose = [str(program), "--file", str(COMPOSE_FILE), "--project-name", "quiclab-by-hand-test"]
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*compose, *words],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+            env=environment,
+        )
+
+    try:
+        shown = run("up", "--no-build", "--exit-code-from", "client")
+        assert shown.returncode == 0, shown.stdout + shown.stderr
+        assert '"ok": true' in shown.stdout
+    finally:
+        run("down")
