@@ -7,7 +7,7 @@ lab (PR_SET_PDEATHSIG) even when that is killed. What still outlives it (forked
 workers) carries the run's mark in its environment; see `quiclab.leftovers`.
 """
 
-import ctypes
+import errno
 import json
 import os
 import re
@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,11 +39,11 @@ ANSWER_LIMIT_S: Final = 10.0
 CONTROL_WAIT_S: Final = 20.0  # Python, aioquic and the probes' library load in 0.5 s
 GONE_LIMIT_S: Final = 3.0
 _POLL_S: Final = 0.02
-_PR_SET_PDEATHSIG: Final = 1  # <linux/prctl.h>
+# prctl(PR_SET_PDEATHSIG) and then exec; in util-linux, which every Debian has. Not by
+# preexec_fn: that forks the lab, whose terminal may have a thread at work.
+_DIE_WITH_PARENT: Final = ("setpriv", "--pdeathsig", "KILL", "--")
 # sun_path holds 107 bytes (unix(7)); what is left of it holds "/server/control.sock".
 _LONGEST_DIRECTORY: Final = 80
-
-_libc = ctypes.CDLL(None)
 
 
 class ProcessRunner:
@@ -184,7 +184,6 @@ class ProcessPlace:
                     cwd=folder,
                     env=full_environment,
                     process_group=0,
-                    preexec_fn=_die_with_parent(os.getpid()),  # noqa: PLW1509 - see there
                 )
         except OSError as error:
             raise RunError(f"{role} cannot be started: {argv[0]}: {error.strerror}") from error
@@ -313,15 +312,19 @@ class ProcessPlace:
             )
 
     def _localize(self, argv: Sequence[str]) -> list[str]:
-        """The place's own programs for "python" and "bpftrace"."""
+        """The place's own programs for "python" and "bpftrace", to die with the lab."""
         program, *arguments = argv
         if program == "python":
-            return [sys.executable, *arguments]
-        if program == "bpftrace":
+            local = [sys.executable, *arguments]
+        elif program == "bpftrace":
             # Mounted in a mount namespace of the tracer's own, tracefs goes away with it.
             entry = [] if self._has_tracefs else ["unshare", "--mount", str(TRACER_ENTRY)]
-            return [*entry, self._bpftrace, *arguments]
-        return list(argv)
+            local = [*entry, self._bpftrace, *arguments]
+        elif shutil.which(program) is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), program)
+        else:
+            local = list(argv)
+        return [*_DIE_WITH_PARENT, *local] if shutil.which(_DIE_WITH_PARENT[0]) else local
 
 
 def _ask(path: str, question: Mapping[str, Any]) -> dict[str, Any]:
@@ -338,22 +341,6 @@ def _ask(path: str, question: Mapping[str, Any]) -> dict[str, Any]:
             answer += chunk
     value = json.loads(answer)
     return value if isinstance(value, dict) else {"error": f"no JSON object: {value!r:.100}"}
-
-
-def _die_with_parent(parent_pid: int) -> Callable[[], None]:
-    """
-    What a child does before exec: ask the kernel for SIGKILL at its parent's death.
-
-    Only async-signal-safe things may happen between fork and exec; this is one
-    system call through a library that is already loaded.
-    """
-
-    def arrange() -> None:
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent_pid:  # it died in between
-            os._exit(1)
-
-    return arrange
 
 
 def _kill_group(pid: int) -> None:
