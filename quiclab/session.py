@@ -18,7 +18,7 @@ from quiclab.plan import plan_scenarios
 from quiclab.readiness import Readiness, chosen_engine
 from quiclab.runner.base import Runner
 from quiclab.scenario import Scenario
-from quiclab.summary import render_json, render_result, render_verdict
+from quiclab.summary import render_json, render_logs, render_result, render_verdict
 from quiclab.terminal import Detail, Terminal
 from quiclab.trace.script import Script, load_script
 from quiclab.units import render_bytes
@@ -107,6 +107,8 @@ def show_result(
         terminal.say([next(render_verdict(result.verdict))])
     else:
         is_verbose = terminal.detail is Detail.VERBOSE
+        if is_verbose:
+            terminal.say(render_logs(result.directory))
         terminal.say(render_result(result, scenario, scripts, is_verbose=is_verbose))
     terminal.say_folder(result.directory)
     if terminal.is_json:

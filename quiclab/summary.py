@@ -5,6 +5,7 @@ A run's result in lines for people: pure, label first, units always, folder last
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from quiclab.answers import ClientResult
@@ -63,6 +64,16 @@ def render_result(
     if limit:
         yield Line("limit", limit)
     yield from render_verdict(result.verdict)
+
+
+def render_logs(directory: Path) -> Iterator[Line]:
+    """
+    What server, client and tracers wrote to stderr, each line under its role.
+    """
+    for path in sorted((directory / "logs").glob("*.stderr")):
+        for text in path.read_text(errors="replace").splitlines():
+            if text.strip():
+                yield Line(path.stem, text.rstrip())
 
 
 def render_trace(trace: Trace, script: Script, *, direction: str) -> Iterator[Line]:

@@ -16,6 +16,7 @@ from quiclab.readiness import chosen_engine
 from quiclab.runner.fake import FakeRunner
 from quiclab.runner.faults import Faults, Strike
 from quiclab.session import make_terminal, run_all, show_plan, trace
+from quiclab.summary import render_logs
 from quiclab.terminal import Detail, Terminal
 from quiclab.trace.script import load_script
 from quiclab.words import TraceWords
@@ -112,6 +113,16 @@ def test_quiet_prints_the_verdict_and_the_folder_alone() -> None:
     first, second = out.getvalue().splitlines()
     assert first.startswith("verdict   ok: ")
     assert second.startswith("artifacts/")
+
+
+def test_verbose_prints_what_the_tools_said(tmp_path: Path) -> None:
+    """The stderr of each role stands under its name."""
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs/tracer.stderr").write_text("ERROR: memlock\n\n")
+    (tmp_path / "logs/server.stdout").write_text("{}\n")
+    assert [(line.label, line.text) for line in render_logs(tmp_path)] == [
+        ("tracer", "ERROR: memlock")
+    ]
 
 
 def test_json_is_one_object_a_run() -> None:
