@@ -1,0 +1,1 @@
+"""The lab: plans a run, places it, watches it, explains it."""
