@@ -200,9 +200,13 @@ def _load_context(folder: Path, name: str, source: str) -> EngineAddress:
     )
 
 
-def connect_engine(address: EngineAddress) -> Engine:
+def connect_engine(address: EngineAddress, *, timeout_s: float = ANSWER_TIMEOUT_S) -> Engine:
     """
     Connect, agree on an API version, and ask the engine what it is.
+
+    Args:
+        address: Where it is.
+        timeout_s: How long it may take to answer each question.
 
     Raises:
         MachineError: Nothing answers there in time, or it is no Docker engine.
@@ -213,7 +217,7 @@ def connect_engine(address: EngineAddress) -> Engine:
             client = docker.DockerClient(
                 base_url=address.url,
                 version="auto",
-                timeout=int(ANSWER_TIMEOUT_S),
+                timeout=timeout_s,  # type: ignore[arg-type]  # the stubs know whole seconds alone
                 tls=_tls_config(address) or False,
                 use_ssh_client=address.url.startswith("ssh://"),
             )
@@ -221,9 +225,12 @@ def connect_engine(address: EngineAddress) -> Engine:
             _forget_credentials(client)
             facts = _collect_facts(client, address)
         except (*SDK_ERRORS, OSError, ValueError) as error:
+            what_to_do = "start one"
+            if isinstance(error, PermissionError):
+                what_to_do = "join the group that owns the socket, use sudo"
             raise MachineError(
                 f"no Docker engine answers at {address.url} (from {address.source}): "
-                f"{find_reason(error)}; start one, or use --runner local"
+                f"{find_reason(error)}; {what_to_do}, or use --runner local"
             ) from error
         undo.pop_all()
     client.api.timeout = int(WORK_TIMEOUT_S)

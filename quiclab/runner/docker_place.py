@@ -361,7 +361,13 @@ class DockerPlace:
         return PlaceFacts(
             runner_name="docker",
             summary=f"docker ({engine.summary}), {image.summary}",
-            versions={**versions, "engine": engine.version, **components},
+            versions={
+                **versions,
+                "bpftrace": versions["bpftrace"].partition("-")[0],  # without Debian's revision
+                "bpftrace-package": versions["bpftrace"],
+                "engine": engine.version,
+                **components,
+            },
             details={
                 "image": image.tag,
                 "image_id": image.image_id,

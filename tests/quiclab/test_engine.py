@@ -5,6 +5,7 @@ Promises of quiclab/engine.py.
 import hashlib
 import io
 import json
+import socket
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from quiclab.engine import (
+    ANSWER_TIMEOUT_S,
     DEFAULT_URL,
     EngineAddress,
     EngineFacts,
@@ -110,6 +112,17 @@ def test_engine_behind_a_missing_socket_is_one_line_with_the_address() -> None:
         "no Docker engine answers at unix:///nowhere/docker.sock (from DOCKER_HOST): "
         "No such file or directory; start one, or use --runner local"
     )
+
+
+def test_engine_that_takes_the_call_and_says_nothing_is_given_up(tmp_path: Path) -> None:
+    """A hanging engine is one line too, after a time that is bounded."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as silent:
+        silent.bind(str(tmp_path / "silent.sock"))
+        silent.listen()
+        address = EngineAddress(f"unix://{tmp_path}/silent.sock", "DOCKER_HOST", is_chosen=True)
+        with pytest.raises(MachineError, match=r"no Docker engine answers at .*timed out"):
+            connect_engine(address, timeout_s=0.1)
+    assert ANSWER_TIMEOUT_S < 5
 
 
 def facts(tmp_path: Path, **info: Any) -> EngineFacts:
