@@ -199,7 +199,7 @@ def test_credential_helper_that_is_absent_does_not_matter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A build and a pull work although config.json names a helper nobody has installed."""
-    config = {"credsStore": "absent", "credHelpers": {"docker.io": "absent-too"}}
+    config = {"credsStore": "absent", "credHelpers": {"registry.test": "absent-too"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
     with serve_engine(tmp_path) as fake:
