@@ -41,6 +41,8 @@ class Hub:
             return describe(self._base, answers)
         if op == "report":
             return merge_reports([dict(answer) for answer in answers])
+        if op == "reset":
+            return {"ok": True, "workers": answers}
         return answers[0]
 
     def ask(self, question: Question) -> list[Answer]:

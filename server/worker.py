@@ -21,8 +21,9 @@ from server.endpoint import Endpoint
 from server.internals import ReceiveBufferProbes
 from server.loop import Loop
 from server.perf import ALPN, PerfServer, PerfTally
-from server.probes import RECEIVE_BUFFER_ALLOC, RECEIVE_BUFFER_POP, RECEIVE_BUFFER_WRITE
+from server.probes import PROBES, RECEIVE_BUFFER_ALLOC, RECEIVE_BUFFER_POP, RECEIVE_BUFFER_WRITE
 from server.settings import ServerSettings
+from server.udp import _native
 from server.udp.sockets import UdpSocket
 
 # What a client may send before the first MAX_DATA; aioquic doubles both as they fill.
@@ -57,6 +58,17 @@ def make_configuration(
         # Held open for the life of the process, as aioquic writes to it on each handshake.
         configuration.secrets_log_file = settings.secrets_log_path.open("a", encoding="ascii")
     return configuration
+
+
+def traced_probes() -> list[str]:
+    """
+    Name the probes that someone traces in this process now, by what their sites hold.
+
+    bpftrace up to 0.23 announces its probes before it attaches them, so only this
+    is proof that an event from now on is seen.
+    """
+    mask = _native.listening()
+    return [probe.name for index, probe in enumerate(PROBES) if mask >> index & 1]
 
 
 class Worker:
@@ -151,7 +163,7 @@ class Worker:
                 return self.report()
             case "reset":
                 self.reset()
-                return {"ok": True}
+                return {"index": self._index, "pid": os.getpid(), "traced_probes": traced_probes()}
             case "configure":
                 return self._configure(question)
             case "count_closed":

@@ -75,7 +75,8 @@ def test_every_probe_fires_as_often_as_the_server_counts(
         script = _render_counting_script(server.description["probes"]["provider_path"])
         with tracing(userland, script, tmp_path) as tracer:
             tracer.wait_until_ready()
-            server.ask("reset")
+            seen = [worker["traced_probes"] for worker in server.ask("reset")["workers"]]
+            assert [[probe.name for probe in PROBES]] * workers == seen
             server.load(
                 *("--direction", "both", "--receive", "4000000", "--send", "2000000"),
                 *("--connections", "6", "--verify-content"),

@@ -50,7 +50,8 @@ def test_the_listening_line_is_the_answer_to_describe(server: Any) -> None:
 
 def test_counters_are_zeroed_and_reported_for_all_workers(server: Any) -> None:
     """`reset` starts a window; `report` tells what happened in it, worker by worker."""
-    assert server.ask("reset") == {"ok": True}
+    traced_by_worker = [worker["traced_probes"] for worker in server.ask("reset")["workers"]]
+    assert [[]] * len(server.description["workers"]) == traced_by_worker  # nobody traces
     server.load("--receive", "3000000", "--connections", "8", "--verify-content")
     report = server.settle()
     workers = report["workers"]
