@@ -179,8 +179,11 @@ class _Run:
                     check_against_kernel(tracer.script, detect_kernel_probes())
         except Interruption as interruption:
             raise InterruptedRunError(interruption.signal_name) from None
-        for line in self._runner.remove_leftovers():
-            self._record.note("clean", line)
+        try:
+            for line in self._runner.remove_leftovers():
+                self._record.note("clean", line)
+        except LabError as error:  # a dead run's things must not keep a new one from living
+            self._record.note("clean", str(error))
 
     def tell(self) -> None:
         """

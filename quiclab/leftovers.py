@@ -26,6 +26,8 @@ from pathlib import Path
 
 import psutil
 
+from quiclab.errors import MachineError
+
 RUN_MARK = "QUICLAB_RUN"
 """Environment variable that every local process of a run carries; forked workers inherit it."""
 DIRECTORY_PREFIX = "quiclab-"
@@ -78,11 +80,14 @@ def state_directory() -> Path:
         directory = _own_home() / ".local" / "state" / "quiclab" / "runs"
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        is_usable = os.access(directory, os.R_OK | os.W_OK | os.X_OK)
     except OSError:
+        is_usable = False
+    if not is_usable:  # no home, a read-only one, or made by root in somebody's home
         directory = Path(tempfile.gettempdir()) / f"quiclab-state-{os.geteuid()}"
         directory.mkdir(exist_ok=True, mode=0o700)
-        if directory.lstat().st_uid != os.geteuid():
-            raise
+        if directory.lstat().st_uid != os.geteuid() or directory.is_symlink():
+            raise MachineError(f"{directory} is another user's; set XDG_STATE_HOME to a folder")
     return directory
 
 
@@ -108,6 +113,7 @@ def register(run_id: str, *, runner_name: str) -> Iterator[LiveRun]:
 
     Raises:
         ValueError: The run id could not be a file name.
+        MachineError: The record cannot be written.
     """
     run = _live_runs.get(run_id)
     if run is None:
@@ -128,11 +134,15 @@ def _create_record(run_id: str, runner_name: str) -> LiveRun:
     if not _RUN_ID.fullmatch(run_id):
         raise ValueError(f"run id {run_id!r} is not made of letters, digits, '.', '_' and '-'")
     # Locked before it gets its name: whoever can see it finds it locked.
-    fd, name = tempfile.mkstemp(prefix=".new-", dir=state_directory())
-    fcntl.flock(fd, fcntl.LOCK_EX)
-    run = LiveRun(run_id, fd)
-    run.append({"runner": runner_name, "pid": os.getpid()})
-    Path(name).rename(_record_path(run_id))
+    directory = state_directory()
+    try:
+        fd, name = tempfile.mkstemp(prefix=".new-", dir=directory)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        run = LiveRun(run_id, fd)
+        run.append({"runner": runner_name, "pid": os.getpid()})
+        Path(name).rename(_record_path(run_id))
+    except OSError as error:
+        raise MachineError(f"cannot write into {directory}: {error.strerror}") from error
     return run
 
 
@@ -191,7 +201,11 @@ def remove_dead_runs(runner_name: str) -> list[str]:
                 continue
             run_id = path.name.removesuffix(".jsonl")
             said += _kill_processes(run_id, entries)
-            said += _remove_directories(run_id, entries)
+            try:
+                said += _remove_directories(run_id, entries)
+            except OSError as error:
+                said.append(f"cannot remove all of dead run {run_id}: {error}")
+                continue  # the record stays, for whoever can
             path.unlink(missing_ok=True)
         finally:
             os.close(fd)

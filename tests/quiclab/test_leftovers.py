@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from quiclab import leftovers
+from quiclab.errors import MachineError
 
 RUN = "20261130T120000Z-k3f9"
 PROJECT = Path(__file__).resolve().parents[2]
@@ -24,6 +25,7 @@ LAB = """
 import subprocess, sys, time
 from pathlib import Path
 from quiclab import leftovers
+from quiclab.errors import MachineError
 
 run_id, directory, mark = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
 with leftovers.register(run_id, runner_name="local") as record:
@@ -218,12 +220,24 @@ def test_relative_state_home_is_ignored(tmp_path: Path, monkeypatch: pytest.Monk
     assert tmp_path / ".local/state/quiclab/runs" == leftovers.state_directory()
 
 
+def test_temporary_state_folder_of_another_user_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where anybody may make a folder, somebody else's is refused in one line."""
+    (tmp_path / "file").touch()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / f"quiclab-state-{os.geteuid()}").symlink_to("elsewhere")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(MachineError, match="set XDG_STATE_HOME"):
+        leftovers.state_directory()
+
+
 def test_state_folder_without_a_usable_home_is_a_temporary_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A home that cannot hold it (here: a file is in the way) is no reason to fail."""
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert tmp_path / f"quiclab-state-{os.geteuid()}" == leftovers.state_directory()
