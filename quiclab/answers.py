@@ -100,6 +100,33 @@ class ServerDescription(Answer):
     degradations: Sequence[Degradation] = ()
 
 
+class WatchedWorker(Answer):
+    """One worker of the server: which of its probes somebody traces at this moment."""
+
+    index: int
+    traced_probes: Sequence[str]
+
+
+class ResetAnswer(Answer):
+    """The server's answer to `reset`: its counters are zero, and so it is watched."""
+
+    workers: Sequence[WatchedWorker]
+
+    def find_untraced(self, expected: Sequence[str]) -> list[str]:
+        """
+        Name what is not traced and should be, worker by worker.
+
+        Args:
+            expected: Names of probes that every worker must have traced.
+        """
+        return [
+            f"{name} in worker {worker.index}"
+            for worker in self.workers
+            for name in expected
+            if name not in worker.traced_probes
+        ]
+
+
 class ClientGranted(Answer):
     """What is in effect in the client's sockets."""
 

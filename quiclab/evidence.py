@@ -55,6 +55,8 @@ class Evidence:
     server: ServerDescription | None = None
     client: ClientDescription | None = None
     grants: Sequence[Grant] = ()
+    untraced: Sequence[str] = ()
+    """Probes that a worker itself saw nobody trace when the load began."""
     counters: CounterReport | None = None
     client_result: ClientResult | None = None
     socket_drops: Mapping[str, Any] = field(default_factory=dict)

@@ -8,13 +8,13 @@ measured is collected, labelled and judged, and everything else is removed.
 """
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from quiclab import leftovers
-from quiclab.answers import ClientDescription, ClientProgress, ServerDescription
+from quiclab.answers import ClientDescription, ClientProgress, ResetAnswer, ServerDescription
 from quiclab.artifacts import Manifest, State
 from quiclab.clock import Clock, SystemClock
 from quiclab.collect import collect, settle
@@ -50,8 +50,9 @@ from quiclab.verdict import Verdict, judge
 from quiclab.wording import render_load, render_server, render_tracers
 
 ATTACH_LIMIT_S: Final = 30.0  # 29 probes take 0.7 s; 5 s were seen on a busy machine
-# bpftrace up to 0.23 announces its probes before it attaches them, and only a BEGIN
-# probe that prints shows that it has. A script without one is given this long.
+# bpftrace up to 0.23 announces its probes before it attaches them (20-60 ms, measured).
+# What a BEGIN probe prints and what the server sees at its probe sites show that it has;
+# a script with neither is given this long.
 SILENT_ATTACH_S: Final = 3.0
 SETTLE_LIMIT_S: Final = 10.0  # closing takes three probe timeouts (RFC 9000, Section 10.2)
 POLL_S: Final = 0.1
@@ -285,8 +286,7 @@ class _Run:
             if trace.announced_probe_count is not None:
                 tracer.announced_probe_count = trace.announced_probe_count
                 announced_s = now_s if announced_s is None else announced_s
-                is_silent = not tracer.script.prints_at_begin
-                if trace.has_begun or (is_silent and now_s - announced_s >= SILENT_ATTACH_S):
+                if trace.has_begun or now_s - announced_s >= _silence_s(tracer):
                     return
             if now_s > deadline_s:
                 words = _last_words(place, tracer.role)
@@ -302,7 +302,7 @@ class _Run:
         """
         self._record.begin(Phase.LOAD)
         self._record.note("load", render_load(self._scenario))
-        self._ask(place, SERVER, "reset")
+        self._evidence.untraced = self._zero_counters(place)
         self._evidence.is_load_started = True
         self._ask(place, CLIENT, "start")
         with self._interrupts.allowed():
@@ -311,6 +311,21 @@ class _Run:
         if status not in {0, CLIENT_INCOMPLETE}:
             raise _exited(place, CLIENT, status)
         self._evidence.is_load_complete = True
+
+    def _zero_counters(self, place: Place) -> Sequence[str]:
+        """
+        Zero the server's counters; its answer is also the last word on what is traced.
+        """
+        expected = [
+            name for tracer in self._evidence.tracers for name in tracer.script.server_probe_names
+        ]
+        deadline_s = self._clock.now_s() + SILENT_ATTACH_S
+        while True:
+            answer = ResetAnswer.read(self._ask(place, SERVER, "reset"))
+            untraced = answer.find_untraced(expected)
+            if not untraced or self._clock.now_s() > deadline_s:
+                return untraced
+            self._clock.sleep(POLL_S)
 
     def _await_client(self, place: Place) -> int:
         started_s = self._clock.now_s()
@@ -396,6 +411,13 @@ def _peek(place: Place, role: str) -> Trace:
     with contextlib.suppress(FileNotFoundError):  # it has not opened its file yet
         parser.feed(place.read(role, TRACE))
     return parser.snapshot()
+
+
+def _silence_s(tracer: TracerEvidence) -> float:
+    """How long a tracer that has announced its probes may say nothing more."""
+    if tracer.script.prints_at_begin:
+        return ATTACH_LIMIT_S
+    return 0.0 if tracer.script.server_probe_names else SILENT_ATTACH_S
 
 
 def _load_limit_s(scenario: Scenario) -> float:

@@ -149,6 +149,16 @@ def _probes_missing(evidence: Evidence) -> Iterator[str]:
             yield f"{tracer.script.name}: {announced} of {expected} probes attached"
 
 
+def _untraced(evidence: Evidence) -> Iterator[str]:
+    if evidence.untraced:
+        more = len(evidence.untraced) - 1
+        yield (
+            f"the server saw nobody trace {evidence.untraced[0]}"
+            + (f" (and {more} more)" if more else "")
+            + " when the load began"
+        )
+
+
 def _tracer_complains(evidence: Evidence) -> Iterator[str]:
     for tracer in evidence.tracers:
         role = evidence.roles.get(tracer.role)
@@ -363,6 +373,7 @@ RULES: Final[Sequence[Rule]] = (
     Rule("interrupted", "invalid", _interrupted),  # INT or TERM came before the load's end
     Rule("interrupted-late", "note", _interrupted_late),  # ... or after it
     Rule("probes-missing", "invalid", _probes_missing),  # attached ≠ expected
+    Rule("untraced", "invalid", _untraced),  # announced, but a worker's own probe sites say no
     Rule("tracer-complaint", "degraded", _tracer_complains),  # a probe counted and not attached
     Rule("trace-missing", "invalid", _trace_missing),  # none, or without its final maps
     Rule("counts-differ", "invalid", _counts_differ),  # a map's events ≠ the server's counter

@@ -23,11 +23,13 @@ from quiclab.observer import Phase
 from quiclab.runner.base import CLIENT, SERVER, TRACER, PlaceFacts
 from quiclab.runner.drops import UdpSocket, summarize_drops
 from quiclab.runner.faults import Faults
+from server.probes import PROBES
 
 RECORDINGS: Final = Path(__file__).parent / "recordings"
 STARTUP_S: Final = 0.3
 END_S: Final = 0.2
 CLOSE_S: Final = 0.3  # connections drain for three probe timeouts
+QUESTION_S: Final = 0.01
 MOVED_BYTES_PER_S: Final = 50_000_000
 _SIGNAL_STATUS: Final = 128
 _USAGE_STATUS: Final = 2
@@ -300,7 +302,9 @@ class FakePlace:
                 self.window_cap_bytes = arguments["window_cap_bytes"]
                 return {"ok": True}
             case "reset":
-                return {"ok": True}
+                self._clock.sleep(QUESTION_S)
+                worker = {"index": 0, "traced_probes": self._traced_probes()}
+                return {"ok": True, "workers": [worker]}
         return None
 
     def _ask_client(self, op: str) -> dict[str, Any] | None:
@@ -314,6 +318,18 @@ class FakePlace:
             case "report":
                 return {"bytes_received": self._moved_bytes(client), "bytes_sent": 0}
         return None
+
+    def _traced_probes(self) -> list[str]:
+        """Those that the scripts of started tracers name, once they have had time to attach."""
+        now_s = self._clock.now_s()
+        scripts = [
+            text.decode()
+            for (role, name), text in self._files.items()
+            if name.endswith(".bt")
+            and role in self._roles
+            and now_s >= self._roles[role].started_s + self._faults.traced_after_s
+        ]
+        return [probe.name for probe in PROBES if any(probe.name in text for text in scripts)]
 
     # What the roles say ----------------------------------------------------------
 

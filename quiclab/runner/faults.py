@@ -57,6 +57,7 @@ class Faults:
         preflight: Why the machine cannot; "" when it can.
         attach_s: How long a tracer takes to attach; `float("inf")` for one that never does.
         missing_probe_count: Probes that are not attached.
+        traced_after_s: How long after its start the server's probe sites show a tracer.
         lost_event_count: Events that a tracer reports as lost.
         uncounted_count: Events that the server counted and no probe showed.
         dropped_datagram_count: Drops at the server's socket.
@@ -72,6 +73,7 @@ class Faults:
     preflight: str = ""
     attach_s: float = ATTACH_S
     missing_probe_count: int = 0
+    traced_after_s: float = 0.0
     lost_event_count: int = 0
     uncounted_count: int = 0
     dropped_datagram_count: int = 0

@@ -7,6 +7,7 @@ what can be read from its probes is.
 """
 
 import difflib
+import fnmatch
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from quiclab.errors import MachineError, UsageError
 from quiclab.trace.attach import AttachPoint, ProbeBlock, find_result_maps, parse_blocks
 from quiclab.trace.events import Trace
 from quiclab.trace.kernel import KernelProbes
+from server.probes import PROBES
 
 MapDirection = Literal["download", "upload", "any"]
 
@@ -174,6 +176,15 @@ class Script:
             dict.fromkeys(
                 point.probe_name for point in self.attach_points if point.provider == "usdt"
             )
+        )
+
+    @property
+    def server_probe_names(self) -> tuple[str, ...]:
+        """Name the server's probes among them, wildcards spelled out."""
+        return tuple(
+            probe.name
+            for probe in PROBES
+            if any(fnmatch.fnmatchcase(probe.name, name) for name in self.usdt_names)
         )
 
     def note(self, map_name: str) -> MapNote | None:

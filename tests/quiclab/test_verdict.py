@@ -143,6 +143,10 @@ def _interrupt_late(evidence: Evidence) -> None:
     evidence.interruption = "SIGTERM"
 
 
+def _watch_one_worker_less(evidence: Evidence) -> None:
+    evidence.untraced = ["a_probe in worker 1", "another in worker 1"]
+
+
 def _lose_a_probe(evidence: Evidence) -> None:
     evidence.tracers[0].announced_probe_count = 5
 
@@ -260,6 +264,7 @@ HELPER = (
         ("interrupted", _interrupt, "ended by SIGINT before the load was complete"),
         ("interrupted-late", _interrupt_late, "SIGTERM came when the load was already complete"),
         ("probes-missing", _lose_a_probe, "udp-syscall: 5 of 6 probes attached"),
+        ("untraced", _watch_one_worker_less, "trace a_probe in worker 1 (and 1 more) when"),
         ("trace-missing", _leave_no_trace, "no trace was left"),
         ("trace-missing", _kill_tracer, "its final maps are missing"),
         ("trace-missing", _cut, "cut off"),
