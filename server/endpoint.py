@@ -88,6 +88,7 @@ class Endpoint:
         )
         self._by_connection: dict[QuicConnection, Session] = {}
         self._ready: deque[Session] = deque()
+        self._last_built: Session | None = None
         self._fault_count = 0
         self.set_window_cap(options.window_cap_bytes)
         loop.add(self)
@@ -309,8 +310,11 @@ class Endpoint:
         connection = session.connection
         if session.is_over:
             return False
-        credit = self.udp.tx.limits.capacity(session.datagram_bytes)
-        session.grant(credit)
+        tx = self.udp.tx
+        datagram_bytes = session.datagram_bytes
+        goes_on = session is self._last_built  # another peer's datagrams begin a message
+        self._last_built = session
+        session.grant(tx.room(datagram_bytes) if goes_on else tx.limits.capacity(datagram_bytes))
         try:
             built = connection.datagrams_to_send(self._loop.now_s())
         except Exception as error:  # noqa: BLE001 - one connection's fault is not the others'

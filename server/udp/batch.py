@@ -58,6 +58,19 @@ class Train:
         self.is_closed = False
         self._limits = limits
 
+    def room(self, datagram_bytes: int) -> int:
+        """
+        Count the full datagrams that it can still take, at least 1.
+        """
+        limits = self._limits
+        return max(
+            1,
+            min(
+                limits.datagram_count - len(self.datagrams),
+                (limits.message_bytes - self.total_bytes) // datagram_bytes,
+            ),
+        )
+
     def add(self, datagrams: Sequence[bytes], start: int) -> int:
         """
         Take as many datagrams as belong to this message.
@@ -100,7 +113,9 @@ class Train:
                 self.is_closed = True
                 break
         self.total_bytes = total_bytes
-        if len(held) >= self._limits.datagram_count:
+        # Closed as soon as no full datagram fits, not when one is turned away: else a
+        # finished message would wait until the next one has been built.
+        if len(held) >= self._limits.datagram_count or total_bytes + segment_bytes > most_bytes:
             self.is_closed = True
         return index - start
 

@@ -122,6 +122,17 @@ class TxPath:
             return self._make_room()
         return True
 
+    def room(self, datagram_bytes: int) -> int:
+        """
+        Count the full datagrams that complete the message which is being written.
+
+        Who builds no more than that at a time keeps messages whole: none then waits,
+        half full, while the next datagrams are built.
+        """
+        if self._train is not None:
+            return self._train.room(datagram_bytes)
+        return self.limits.capacity(datagram_bytes)
+
     def acquire(self) -> None:
         """
         Begin to write: take the slots that are free.

@@ -86,6 +86,23 @@ def test_message_capacity_keeps_to_count_and_bytes(
     assert expected == limits.capacity(datagram_bytes)
 
 
+def test_train_without_room_for_a_full_datagram_is_closed_at_once() -> None:
+    """A message that is full by its bytes does not wait for a datagram that it must refuse."""
+    train = Train(b"", TrainLimits(datagram_count=10, message_bytes=LARGEST_MESSAGE_BYTES_IPV4))
+    assert 7 == train.add([bytes(8972)] * 7, 0)
+    assert train.is_closed
+
+
+@pytest.mark.parametrize(("held", "expected"), [(1, 6), (3, 4), (6, 1)])
+def test_room_is_what_completes_a_train(held: int, expected: int) -> None:
+    """As many full datagrams as room says close the train exactly."""
+    train = Train(b"", TrainLimits(datagram_count=10, message_bytes=LARGEST_MESSAGE_BYTES_IPV4))
+    train.add([bytes(8972)] * held, 0)
+    assert expected == train.room(8972)
+    train.add([bytes(8972)] * expected, 0)
+    assert (7, True) == (len(train.datagrams), train.is_closed)
+
+
 def test_split_train_keeps_a_short_last_datagram() -> None:
     """A train whose last datagram is shorter is cut so that it stays short."""
     assert split_train(b"aabbc", segment_bytes=2) == [b"aa", b"bb", b"c"]
