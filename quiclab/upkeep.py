@@ -6,6 +6,7 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from quiclab.errors import ExitCode, MachineError, UsageError
@@ -25,6 +26,8 @@ _PYTEST_CODES: Final = {
     5: ExitCode.USAGE,  # nothing was selected
 }
 _QUICK: Final = "not (real or docker or slow or endurance)"
+# The quick part has neither tracers nor loads that could disturb each other.
+_SIDE_BY_SIDE: Final = ("--numprocesses", "logical", "--maxprocesses", "4")
 _ORDINARY: Final = "not endurance"
 _ENDURANCE: Final = "endurance"
 
@@ -94,7 +97,7 @@ def test(words: TestWords) -> ExitCode:
     readiness = Readiness(terminal, may_install=words.install, is_agreed=words.yes)
     if words.quick:
         readiness.prepare_build()
-        return run_pytest(_QUICK, words.args)
+        return run_pytest(_QUICK, words.args, _SIDE_BY_SIDE)
     if readiness.desk.is_root:
         readiness.prepare_local()
     else:
@@ -136,11 +139,11 @@ def _prepare_userlands(readiness: Readiness) -> None:
         raise MachineError(f"a Debian userland for the tests cannot be made: {said[-1]}")
 
 
-def run_pytest(markers: str, more: str) -> ExitCode:
+def run_pytest(markers: str, more: str, options: Sequence[str] = ()) -> ExitCode:
     """
     Run pytest in the repository, its words to the caller's terminal.
     """
-    argv = [sys.executable, "-m", "pytest", "-m", markers, *shlex.split(more)]
+    argv = [sys.executable, "-m", "pytest", "-m", markers, *options, *shlex.split(more)]
     print(f"pytest    {shlex.join(argv[3:])}", flush=True)
     done = subprocess.run(argv, cwd=ROOT, check=False)
     return _PYTEST_CODES.get(done.returncode, ExitCode.INTERNAL)
