@@ -5,8 +5,8 @@ Everything heavier than this page is imported by the task that needs it, so that
 `--help` answers at once.
 """
 
-from quiclab.cli import lab_task, main
-from quiclab.words import (
+from quiclab.command.cli import lab_task, main
+from quiclab.command.words import (
     BuildWords,
     CheckWords,
     CleanWords,
@@ -22,7 +22,7 @@ def trace(words: TraceWords) -> int:
     """
     Run a server under load, watch it with bpftrace, write down what happened.
     """
-    from quiclab import session
+    from quiclab.command import session
 
     return session.trace(words)
 
@@ -32,7 +32,7 @@ def scripts(words: ScriptsWords) -> int:
     """
     List the shipped scripts: what each answers, what it fills, what it needs.
     """
-    from quiclab import inquiry
+    from quiclab.command import inquiry
 
     return inquiry.scripts(words)
 
@@ -42,7 +42,7 @@ def doctor(words: DoctorWords) -> int:
     """
     Check every precondition of a run, and say the fix of each that fails.
     """
-    from quiclab import inquiry
+    from quiclab.command import inquiry
 
     return inquiry.doctor(words)
 
@@ -52,7 +52,7 @@ def build(words: BuildWords) -> int:
     """
     Build the server's native parts, and the image where a Docker engine answers.
     """
-    from quiclab import upkeep
+    from quiclab.command import upkeep
 
     return upkeep.build(words)
 
@@ -62,7 +62,7 @@ def clean(words: CleanWords) -> int:
     """
     Remove what dead runs left behind, and only that.
     """
-    from quiclab import upkeep
+    from quiclab.command import upkeep
 
     return upkeep.clean(words)
 
@@ -72,7 +72,7 @@ def test(words: TestWords) -> int:
     """
     Set up what is missing and run the tests.
     """
-    from quiclab import upkeep
+    from quiclab.command import upkeep
 
     return upkeep.test(words)
 
@@ -82,7 +82,7 @@ def check(_words: CheckWords) -> int:
     """
     Lint, check the format and check the types.
     """
-    from quiclab import upkeep
+    from quiclab.command import upkeep
 
     return upkeep.check()
 

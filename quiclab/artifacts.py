@@ -31,7 +31,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 from quiclab.errors import LabError, MachineError, UsageError
 from quiclab.evidence import RoleEvidence
 from quiclab.grants import Grant
-from quiclab.host import GitFacts, Host
+from quiclab.machine.host import GitFacts, Host
 from quiclab.runner.base import PlaceFacts
 from quiclab.verdict import Verdict
 

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from quiclab.answers import ClientResult, CounterReport
+from quiclab.argv import CLIENT_RESULT, SERVER_STATS, TRACE
 from quiclab.clock import Clock
-from quiclab.commands import CLIENT_RESULT, SERVER_STATS, TRACE
 from quiclab.errors import LabError, RunError
 from quiclab.evidence import Evidence
 from quiclab.runner.base import CLIENT, SERVER, Place

@@ -15,10 +15,7 @@ from typing import Any, Final
 
 from quiclab import leftovers
 from quiclab.answers import ClientDescription, ClientProgress, ResetAnswer, ServerDescription
-from quiclab.artifacts import Manifest, State
-from quiclab.clock import Clock, SystemClock
-from quiclab.collect import collect, settle
-from quiclab.commands import (
+from quiclab.argv import (
     CLIENT_CA,
     TRACE,
     client_command,
@@ -26,6 +23,9 @@ from quiclab.commands import (
     tracer_command,
     tracer_environment,
 )
+from quiclab.artifacts import Manifest, State
+from quiclab.clock import Clock, SystemClock
+from quiclab.collect import collect, settle
 from quiclab.errors import (
     ExitCode,
     InterruptedRunError,

@@ -21,7 +21,7 @@ from quiclab.artifacts import (
 )
 from quiclab.clock import Clock
 from quiclab.evidence import Evidence, TracerEvidence
-from quiclab.host import collect_git, collect_host
+from quiclab.machine.host import collect_git, collect_host
 from quiclab.observer import Observer, Phase
 from quiclab.trace.document import trace_to_json
 from quiclab.trace.text import render_maps

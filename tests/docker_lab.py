@@ -5,9 +5,9 @@ The real engine and the lab's image for tests, each found or made once for all o
 import functools
 import os
 
-from quiclab.engine import Engine, connect_engine, find_engine_address
+from quiclab.containers.engine import Engine, connect_engine, find_engine_address
+from quiclab.containers.image import Image, Recipe, ensure_image
 from quiclab.errors import MachineError
-from quiclab.image import Image, Recipe, ensure_image
 from tests.conftest import need
 
 

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from quiclab.debian import find_mirrors, load_apt_sources
+from quiclab.containers.debian import find_mirrors, load_apt_sources
 from tests.conftest import need
 
 MIRROR_VARIABLE = "QUICLAB_DEBIAN_MIRROR"

@@ -16,7 +16,7 @@ from datetime import datetime
 
 from docker.errors import APIError, NotFound
 
-from quiclab.engine import SDK_ERRORS, Engine, engine_errors
+from quiclab.containers.engine import SDK_ERRORS, Engine, engine_errors
 from quiclab.errors import RoleExitedError, RunError
 from quiclab.runner.words import find_last_words
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from quiclab import leftovers
-from quiclab.capabilities import find_missing_for_privileged, plan_capabilities
-from quiclab.compose import LabSettings, RoleSettings
-from quiclab.engine import (
+from quiclab.containers.capabilities import find_missing_for_privileged, plan_capabilities
+from quiclab.containers.compose import LabSettings, RoleSettings
+from quiclab.containers.engine import (
     Engine,
     check_architecture,
     check_engine_can_trace,
@@ -18,7 +18,7 @@ from quiclab.engine import (
     find_unknown_capabilities,
     select_security_options,
 )
-from quiclab.image import Image
+from quiclab.containers.image import Image
 from quiclab.runner.base import TRACER
 from quiclab.runner.docker_place import (
     HOST_LABEL,

@@ -23,16 +23,16 @@ from docker.errors import NotFound
 from docker.types import IPAMConfig, IPAMPool, LogConfig, Mount, Ulimit
 
 from quiclab import leftovers
-from quiclab.compose import NetworkSettings, RoleSettings
-from quiclab.engine import SDK_ERRORS, Engine, engine_errors, find_reason
+from quiclab.containers.compose import NetworkSettings, RoleSettings
+from quiclab.containers.engine import SDK_ERRORS, Engine, engine_errors, find_reason
+from quiclab.containers.image import Image
 from quiclab.errors import MachineError, RunError
-from quiclab.image import Image
 from quiclab.runner.base import CLIENT, SERVER, TRACER, PlaceFacts
 from quiclab.runner.container import Container
 from quiclab.runner.drops import parse_udp_counters, parse_udp_sockets, summarize_drops
 
 RUN_LABEL = "quiclab"
-HOST_LABEL = "quiclab.host"
+HOST_LABEL = "quiclab.machine.host"
 ROLE_LABEL = "quiclab.role"
 MTU_OPTION = "com.docker.network.driver.mtu"
 # Places inside the image, see the Dockerfile.

@@ -28,7 +28,7 @@ import psutil
 
 from quiclab import leftovers
 from quiclab.errors import MachineError, RoleExitedError, RunError
-from quiclab.host import detect_features
+from quiclab.machine.host import detect_features
 from quiclab.runner.base import SERVER, PlaceFacts
 from quiclab.runner.drops import parse_udp_counters, parse_udp_sockets, summarize_drops
 from quiclab.runner.words import find_last_words

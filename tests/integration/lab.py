@@ -15,7 +15,7 @@ from pathlib import Path
 
 from quiclab import experiment, leftovers
 from quiclab.artifacts import load_manifest
-from quiclab.compose import load_compose
+from quiclab.containers.compose import load_compose
 from quiclab.errors import InterruptedRunError
 from quiclab.observer import Phase, SilentObserver
 from quiclab.runner.base import Runner

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from quiclab.engine import connect_engine, find_engine_address
+from quiclab.containers.engine import connect_engine, find_engine_address
+from quiclab.containers.image import Recipe, find_image, render_tag
 from quiclab.errors import LabError
-from quiclab.image import Recipe, find_image, render_tag
 from tests.conftest import need
 
 SCRIPT = Path(__file__).resolve().parents[1] / "interop" / "aiopquic_client.py"

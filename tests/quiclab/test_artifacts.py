@@ -20,7 +20,7 @@ from quiclab.artifacts import (
 )
 from quiclab.errors import MachineError, UsageError
 from quiclab.grants import Grant
-from quiclab.host import collect_git, collect_host
+from quiclab.machine.host import collect_git, collect_host
 from quiclab.verdict import Finding, Verdict
 from tests.conftest import need
 

@@ -14,7 +14,7 @@ import pytest
 
 from quiclab import leftovers
 from quiclab.answers import ClientDescription, CounterReport, ServerDescription
-from quiclab.commands import CLIENT_CA, TRACE, client_command, server_command, tracer_command
+from quiclab.argv import CLIENT_CA, TRACE, client_command, server_command, tracer_command
 from quiclab.errors import RoleExitedError, RunError
 from quiclab.runner.base import CLIENT, SERVER, TRACER, Place, Runner
 from quiclab.scenario import Scenario

@@ -19,11 +19,11 @@ from typing import Any
 
 import pytest
 
-from quiclab.capabilities import CAPABILITIES
-from quiclab.compose import load_compose
-from quiclab.engine import Engine, EngineAddress, connect_engine
+from quiclab.containers.capabilities import CAPABILITIES
+from quiclab.containers.compose import load_compose
+from quiclab.containers.engine import Engine, EngineAddress, connect_engine
+from quiclab.containers.image import Image
 from quiclab.errors import MachineError, RoleExitedError, RunError
-from quiclab.image import Image
 from quiclab.runner.base import CLIENT, SERVER, TRACER, Runner
 from quiclab.runner.docker import DockerRunner, find_runs
 from quiclab.runner.docker_place import (

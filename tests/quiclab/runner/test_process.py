@@ -25,7 +25,7 @@ PROJECT = Path(__file__).resolve().parents[3]
 # A lab that opens a place, starts a server of two workers, says so and is then killed.
 LAB = """
 import sys, time
-from quiclab.commands import server_command
+from quiclab.argv import server_command
 from quiclab.runner.process import ProcessRunner
 from quiclab.scenario import Scenario
 

@@ -1,0 +1,173 @@
+"""
+What one `trace` command does: its runs, one after the other, in one place.
+
+    words -> scenarios (quiclab.command.plan) -> a runner, set up -> a run each
+    (quiclab.experiment) -> what a person sees (quiclab.command.terminal) -> worst exit code
+"""
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from quiclab.clock import Clock
+from quiclab.command.plan import plan_scenarios
+from quiclab.command.readiness import Readiness, chosen_engine
+from quiclab.command.summary import render_json, render_logs, render_result, render_verdict
+from quiclab.command.terminal import Detail, Terminal
+from quiclab.command.words import TraceWords
+from quiclab.errors import ExitCode, worst_exit_code
+from quiclab.runner.base import Runner
+from quiclab.scenario import Scenario
+from quiclab.trace.script import Script, load_script
+from quiclab.units import render_bytes
+from quiclab.wording import render_load
+
+if TYPE_CHECKING:
+    from quiclab.experiment import RunResult
+
+
+def trace(words: TraceWords) -> ExitCode:
+    """
+    Make the runs that were asked for.
+
+    Raises:
+        UsageError: A word makes no sense; nothing was started.
+        MachineError: It cannot be done here; nothing was started.
+        InterruptedRunError: INT or TERM ended a run; it is shown as far as it came.
+    """
+    scenarios = plan_scenarios(words)
+    runs = [(each, [load_script(name) for name in each.scripts]) for each in scenarios]
+    terminal = make_terminal(words)
+    if words.plan:
+        show_plan(terminal, runs, words)
+        return ExitCode.OK
+    with opened_runner(words, terminal) as runner:
+        return run_all(runs, runner=runner, terminal=terminal, output=output_folder(words))
+
+
+def run_all(
+    runs: Sequence[tuple[Scenario, Sequence[Script]]],
+    *,
+    runner: Runner,
+    terminal: Terminal,
+    output: Path,
+    clock: Clock | None = None,
+) -> ExitCode:
+    """
+    One run after the other; of several the worst code counts.
+
+    A run that is not to be trusted does not keep the next one from being made;
+    a machine that cannot do one cannot do the others either.
+
+    Raises:
+        LabError: A run could not begin, or a signal ended it.
+    """
+    from quiclab import experiment  # noqa: PLC0415  (0.1 s that `--help` need not wait)
+
+    codes = []
+    for index, (scenario, scripts) in enumerate(runs, start=1):
+        terminal.begin_run(scenario, index=index, count=len(runs))
+        try:
+            result = experiment.run(
+                scenario, runner=runner, output=output, observer=terminal, clock=clock
+            )
+        except experiment.RunInterruptedError as interruption:
+            show_result(terminal, interruption.result, scenario, scripts)
+            raise
+        finally:
+            terminal.end_step()
+        show_result(terminal, result, scenario, scripts)
+        codes.append(result.exit_code)
+    return worst_exit_code(codes)
+
+
+def output_folder(words: TraceWords) -> Path:
+    """Where the run folders go: below the caller's directory unless said otherwise."""
+    return Path(words.output or "artifacts")
+
+
+def make_terminal(words: TraceWords) -> Terminal:
+    """
+    A terminal of the detail that was asked for; `--quiet` beats `--verbose`.
+    """
+    detail = Detail.VERBOSE if words.verbose else Detail.NORMAL
+    return Terminal(detail=Detail.QUIET if words.quiet else detail, is_json=words.json)
+
+
+def show_result(
+    terminal: Terminal, result: "RunResult", scenario: Scenario, scripts: Sequence[Script]
+) -> None:
+    """
+    Figures, what was granted, the verdict, and the folder last.
+    """
+    if terminal.detail is Detail.QUIET:
+        terminal.say([next(render_verdict(result.verdict))])
+    else:
+        is_verbose = terminal.detail is Detail.VERBOSE
+        if is_verbose:
+            terminal.say(render_logs(result.directory))
+        terminal.say(render_result(result, scenario, scripts, is_verbose=is_verbose))
+    terminal.say_folder(result.directory)
+    if terminal.is_json:
+        terminal.say_json(render_json(result))
+
+
+@contextmanager
+def opened_runner(words: TraceWords, terminal: Terminal) -> Iterator[Runner]:
+    """
+    Choose the runner and make it ready.
+
+    Raises:
+        MachineError: What was asked for cannot be had, or something is missing.
+    """
+    readiness = Readiness(terminal, may_install=words.install, is_agreed=words.yes)
+    with chosen_engine(
+        words.runner, on_local=lambda why: terminal.note("runner", f"local: {why}")
+    ) as engine:
+        if engine is None:
+            yield readiness.prepare_local()
+        else:
+            from quiclab.containers.compose import load_compose  # noqa: PLC0415
+            from quiclab.containers.engine import check_engine_can_trace  # noqa: PLC0415
+            from quiclab.runner.docker import DockerRunner  # noqa: PLC0415
+
+            check_engine_can_trace(engine.facts)  # before minutes go into an image
+            yield DockerRunner(
+                engine,
+                readiness.prepare_image(engine),
+                load_compose(os.environ),
+                is_privileged=words.privileged,
+                has_host_headers=words.host_headers,
+            )
+
+
+def show_plan(
+    terminal: Terminal,
+    runs: Sequence[tuple[Scenario, Sequence[Script]]],
+    words: TraceWords,
+) -> None:
+    """
+    Say what would be done; nothing is started or made.
+    """
+    if words.json:
+        for scenario, _ in runs:
+            terminal.say_json(json.dumps(scenario.model_dump(mode="json", by_alias=True)))
+        return
+    with chosen_engine(
+        words.runner, on_local=lambda why: terminal.note("runner", f"local: {why}")
+    ) as engine:
+        if engine is not None:
+            terminal.note("runner", f"docker ({engine.facts.summary})")
+    for index, (scenario, scripts) in enumerate(runs, start=1):
+        counts = [script.expected_probe_count for script in scripts]
+        names = ", ".join(
+            script.name if count is None else f"{script.name} ({count} probes)"
+            for script, count in zip(scripts, counts, strict=True)
+        )
+        terminal.note("run", f"{index} of {len(runs)}: {names}")
+        terminal.note("server", f"TX ring of {render_bytes(scenario.tx_buffer_bytes)}")
+        terminal.note("load", render_load(scenario))
+    terminal.note("folder", str(output_folder(words)))

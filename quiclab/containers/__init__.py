@@ -1,0 +1,1 @@
+"""The Docker engine: which one, what it grants, the image, the settings in compose.yaml."""

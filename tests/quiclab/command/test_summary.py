@@ -1,0 +1,177 @@
+"""
+A result in lines: every figure with its unit, what fell short with its fix, nothing hidden.
+"""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quiclab.command.summary import (
+    Line,
+    render_grants,
+    render_limit,
+    render_map,
+    render_rows,
+    render_trace,
+    render_verdict,
+)
+from quiclab.grants import Grant
+from quiclab.histogram import Bucket, Histogram
+from quiclab.trace.events import MapSnapshot, Trace
+from quiclab.trace.script import MapNote, parse_script
+from quiclab.verdict import Finding, Verdict
+
+NOTE = MapNote("@tx_arg_counts", "messages", "asked of one sendmmsg")
+SCRIPT = parse_script(
+    "// t.bt  A test.\n"
+    "// Map: @sizes bytes of a datagram\n"
+    "// Map: @allocs bytes a buffer grew by\n"
+    "// Map: @unmatched calls without a start\n"
+    "// Check: @unmatched = 0\n"
+    "// Direction: upload @allocs\n"
+    "usdt:$1:write { @sizes = hist(arg3); }\n",
+    path=Path("t.bt"),
+)
+
+
+def histogram(*counts: int) -> Histogram:
+    """Buckets of powers of two from 16 on, with these counts."""
+    return Histogram(
+        tuple(Bucket(2**power, 2 ** (power + 1) - 1, n) for power, n in enumerate(counts, start=4))
+    )
+
+
+def texts(lines: list[Line]) -> list[str]:
+    """The texts alone."""
+    return [line.text for line in lines]
+
+
+def test_a_histogram_has_its_meaning_its_total_and_shares() -> None:
+    """Heading, then a row a bucket: label, count, bar, share."""
+    snapshot = MapSnapshot("@tx_arg_counts", "hist", ((None, histogram(25, 75)),))
+    assert texts(list(render_map(snapshot, NOTE))) == [
+        "",
+        "@tx_arg_counts     messages asked of one sendmmsg            100 events",
+        "[16, 32)              25 |@@@@@@@@@@@@                        |  25 %",
+        "[32, 64)              75 |@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@|  75 %",
+    ]
+
+
+@given(st.lists(st.integers(min_value=0, max_value=10**9), min_size=1, max_size=20))
+def test_a_filled_bucket_never_reads_as_empty(counts: list[int]) -> None:
+    """However small its share, a bucket with values says more than 0 %; an empty one says 0."""
+    for row, count in zip(render_rows(histogram(*counts)), counts, strict=True):
+        share = row.rpartition("|")[2].strip()
+        assert (share == "0 %") is (count == 0)
+
+
+def test_a_plain_figure_is_one_line() -> None:
+    """A count needs no table."""
+    snapshot = MapSnapshot("@starts", "map", ((None, 12_345),))
+    assert texts(list(render_map(snapshot, None))) == ["", "@starts" + " " * 58 + "12,345"]
+
+
+def test_a_long_map_is_cut_with_a_word() -> None:
+    """Many keys stand in trace.txt; the terminal says how many were left out."""
+    entries = tuple((f"key{number}", number) for number in range(100))
+    lines = texts(list(render_map(MapSnapshot("@by_key", "map", entries), None)))
+    assert lines[-1] == "... and 76 more lines in trace.txt"
+
+
+def test_an_empty_map_is_named_where_it_should_have_been_filled() -> None:
+    """Nothing recorded is said; a map of the other direction and a kept promise are not."""
+    assert [
+        text for text in texts(list(render_trace(Trace(), SCRIPT, direction="download"))) if text
+    ] == ["@sizes             bytes of a datagram  0 events, none of its probes fired"]
+    upload = texts(list(render_trace(Trace(), SCRIPT, direction="upload")))
+    assert any(text.startswith("@allocs") for text in upload)
+
+
+def test_a_broken_promise_of_a_script_is_shown() -> None:
+    """A map that must be 0 and is not stands among the others."""
+    trace = Trace(series={"@unmatched": (MapSnapshot("@unmatched", "map", ((None, 2),)),)})
+    lines = texts(list(render_trace(trace, SCRIPT, direction="download")))
+    assert any(text.startswith("@unmatched") and text.endswith("2") for text in lines)
+
+
+def test_what_fell_short_comes_with_its_reason_and_its_fix() -> None:
+    """Asked and granted stand side by side; a shortfall has a line of its own with the fix."""
+    grants = [
+        Grant(what="server TX ring", asked="8,000,000 B", granted="128 messages × 65,535 B"),
+        Grant(what="server SO_RCVBUF", asked=None, granted="106,496 B"),
+        Grant(
+            what="server SO_SNDBUF",
+            asked="8,000,000 B",
+            granted="4,194,304 B",
+            is_short=True,
+            reason="net.core.wmem_max is 4194304",
+            fix="sudo sysctl net.core.wmem_max=8000000",
+        ),
+        Grant(what="server GSO", asked="on", granted="on"),
+        Grant(what="server GRO", asked="on", granted="on"),
+    ]
+    lines = [(line.label, line.text) for line in render_grants(grants, is_verbose=False)]
+    assert lines == [
+        ("granted", "server TX ring: 128 messages × 65,535 B for 8,000,000 B asked"),
+        ("granted", "server SO_RCVBUF: 106,496 B, the default"),
+        (
+            "short",
+            ("server SO_SNDBUF: 4,194,304 B of 8,000,000 B asked: net.core.wmem_max is 4194304"),
+        ),
+        ("", "(sudo sysctl net.core.wmem_max=8000000)"),
+        ("granted", "as asked: server GSO on, server GRO on"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("server_s", "client", "words"),
+    [
+        (
+            4.9,
+            {"cpu_user_s": 2.0},
+            "the server's CPU (server 0.98 of 1 core, client 0.40 of 1 core)",
+        ),
+        (
+            2.0,
+            {"cpu_user_s": 2.0},
+            "neither end's CPU (server 0.40 of 1 core, client 0.40 of 1 core)",
+        ),
+        (
+            2.0,
+            {"cpu_user_s": 4.9, "is_bottleneck": True, "bottleneck_note": "its core is full"},
+            "the client: its core is full (server 0.40 of 1 core, client 0.98 of 1 core)",
+        ),
+    ],
+    ids=["server", "neither", "client"],
+)
+def test_the_limit_is_named_by_cpu_time(
+    server_s: float, client: dict[str, object], words: str
+) -> None:
+    """Who was busy is said with the shares of a core behind it."""
+    counters = {"workers": [{"cpu_user_s": server_s, "cpu_system_s": 0.0}]}
+    assert render_limit({"load_s": 5.0, **client}, counters) == words
+
+
+def test_no_limit_is_named_where_nothing_was_measured() -> None:
+    """A run that failed early claims nothing."""
+    assert render_limit(None, None) == ""
+    assert render_limit({"load_s": 0.0}, {"workers": []}) == ""
+
+
+def test_every_finding_is_said_and_the_first_only_once() -> None:
+    """The verdict's reason is not repeated below it."""
+    verdict = Verdict(
+        word="degraded",
+        summary="3 events were lost",
+        findings=[
+            Finding(rule="lost", severity="degraded", text="3 events were lost"),
+            Finding(rule="memlock", severity="note", text="memlock could not be raised"),
+        ],
+    )
+    lines = list(render_verdict(verdict))
+    assert [(line.label, line.text, line.tone) for line in lines] == [
+        ("verdict", "degraded: 3 events were lost", "doubtful"),
+        ("", "note: memlock could not be raised", ""),
+    ]
