@@ -48,10 +48,11 @@ class Ring(Answer):
 
 
 class SocketBuffer(Answer):
-    """A socket buffer, asked and granted."""
+    """A socket buffer, asked and granted; what reads back is twice what was set (socket(7))."""
 
     asked_bytes: int | None
     granted_bytes: int
+    readback_bytes: int
     is_forced: bool = False
 
 

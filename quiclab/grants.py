@@ -166,10 +166,11 @@ def _socket_buffer(
     what: str, buffer: SocketBuffer, sysctl: str, sysctls: Mapping[str, str]
 ) -> Grant:
     asked_bytes, granted_bytes = buffer.asked_bytes, buffer.granted_bytes
+    if asked_bytes is None:  # as net.core.[rw]mem_default has it, which is not doubled
+        return Grant(what=what, asked=None, granted=render_bytes(buffer.readback_bytes))
     granted = render_bytes(granted_bytes) + (", forced" if buffer.is_forced else "")
-    if asked_bytes is None or granted_bytes >= asked_bytes:
-        asked = None if asked_bytes is None else render_bytes(asked_bytes)
-        return Grant(what=what, asked=asked, granted=granted)
+    if granted_bytes >= asked_bytes:
+        return Grant(what=what, asked=render_bytes(asked_bytes), granted=granted)
     limit = sysctls.get(sysctl, "")
     is_limit = limit.isdecimal() and int(limit) < asked_bytes
     return Grant(

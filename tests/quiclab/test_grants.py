@@ -60,6 +60,14 @@ def test_ring_is_told_in_slots_beside_the_bytes_asked() -> None:
     assert not ring.is_short
 
 
+def test_socket_buffer_left_alone_is_told_as_the_kernels_default_reads() -> None:
+    """Nothing was set, so nothing was doubled: net.core.wmem_default is what users know."""
+    server = make_server(socket_send_buffer=buffer(None, 106_496))
+    assert Grant(what="server SO_SNDBUF", asked=None, granted="212,992 B") == row(
+        "server SO_SNDBUF", server
+    )
+
+
 def test_clamped_socket_buffer_names_the_sysctl_and_the_command() -> None:
     """A kernel that grants 4 MiB of 8,000,000 bytes: the limit, its value, the fix."""
     server = make_server(socket_send_buffer=buffer(8_000_000, 4_194_304))
