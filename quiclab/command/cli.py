@@ -256,8 +256,7 @@ class LabProgram(Program):
 
     def parse_tasks(self) -> None:
         """Look the words over, then let invoke parse them."""
-        contexts = {str(each.name): each for each in self.collection.to_contexts()}
-        WordCheck(contexts, self.initial_context).check(self.argv[1:])
+        WordCheck(self._read_contexts(), self.initial_context).check(self.argv[1:])
         with _parse_errors_are_usage_errors():
             super().parse_tasks()
         if self.args.dry.value:
@@ -267,10 +266,18 @@ class LabProgram(Program):
         """Answer `--help` and `--list`; an unknown task there gets its near names too."""
         asked = self.args.help.value
         if isinstance(asked, str) and asked not in self.parser.contexts:
-            names = [str(each.name) for each in self.collection.to_contexts()]
+            names = list(self._read_contexts())
             raise UsageError(f'invoke: no task "{asked}"; {render_choice(asked, names)}')
         with _parse_errors_are_usage_errors():
             super().parse_cleanup()
+
+    def _read_contexts(self) -> dict[str, ParserContext]:
+        """Read what each task takes; invoke empties a task's help texts by it, so put them back."""
+        texts = {each: dict(each.help) for each in self.collection.tasks.values()}
+        contexts = {str(each.name): each for each in self.collection.to_contexts()}
+        for each, text in texts.items():
+            each.help = text
+        return contexts
 
     def print_version(self) -> None:
         """Say the version that `pyproject.toml` holds."""

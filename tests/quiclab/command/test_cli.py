@@ -181,13 +181,14 @@ def test_every_task_is_there_and_has_a_page(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_help_of_trace_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
-    """Each option stands in the help as the command line spells it."""
+    """Each option stands in the help as the command line spells it, with what it means."""
     with pytest.raises(SystemExit):
         main(tasks, ["./invoke", "trace", "--help"])
     page = capsys.readouterr().out
     for each in fields(TraceWords):
         name = each.name.replace("_", "-")
         assert (f"--[no-]{name}" if each.default is True else f"--{name}") in page
+        assert "".join(each.metadata["help"].split()) in "".join(page.split())
 
 
 def test_plain_invoke_runs_the_same_tasks() -> None:
