@@ -257,7 +257,7 @@ class LabProgram(Program):
     def parse_tasks(self) -> None:
         """Look the words over, then let invoke parse them."""
         WordCheck(self._read_contexts(), self.initial_context).check(self.argv[1:])
-        with _parse_errors_are_usage_errors():
+        with _parse_errors_are_usage_errors(), self._kept_help():
             super().parse_tasks()
         if self.args.dry.value:
             self._turn_dry_into_plan()
@@ -272,12 +272,19 @@ class LabProgram(Program):
             super().parse_cleanup()
 
     def _read_contexts(self) -> dict[str, ParserContext]:
-        """Read what each task takes; invoke empties a task's help texts by it, so put them back."""
+        """Read what each task takes."""
+        with self._kept_help():
+            return {str(each.name): each for each in self.collection.to_contexts()}
+
+    @contextmanager
+    def _kept_help(self) -> Iterator[None]:
+        """invoke empties a task's help texts as it reads them; put them back for the next."""
         texts = {each: dict(each.help) for each in self.collection.tasks.values()}
-        contexts = {str(each.name): each for each in self.collection.to_contexts()}
-        for each, text in texts.items():
-            each.help = text
-        return contexts
+        try:
+            yield
+        finally:
+            for each, text in texts.items():
+                each.help = text
 
     def print_version(self) -> None:
         """Say the version that `pyproject.toml` holds."""
