@@ -278,7 +278,7 @@ class LabProgram(Program):
 
     @contextmanager
     def _kept_help(self) -> Iterator[None]:
-        """invoke empties a task's help texts as it reads them; put them back for the next."""
+        """Put a task's help texts back: invoke empties them as it reads them."""
         texts = {each: dict(each.help) for each in self.collection.tasks.values()}
         try:
             yield
