@@ -13,7 +13,7 @@ ARG BASE=debian:trixie-slim
 
 FROM ${BASE} AS runtime
 ARG KERNEL_HEADERS=""
-LABEL quiclab.containers.image="stage"
+LABEL quiclab.image="stage"
 ENV PATH=/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 WORKDIR /opt/quiclab
 CMD ["python", "-m", "server", "--ip", "0.0.0.0", "--port", "4433"]

@@ -323,7 +323,7 @@ def _import(engine: Engine, tag: str, folder: Path, *, privilege: Sequence[str])
             str(archive),
             repository=repository,
             tag=version,
-            changes=['LABEL quiclab.containers.image="base"', 'CMD ["/bin/sh"]'],
+            changes=['LABEL quiclab.image="base"', 'CMD ["/bin/sh"]'],
         )
     except APIError as error:
         raise MachineError(f"the engine refused the base image: {error.explanation}") from error

@@ -32,7 +32,7 @@ from quiclab.leftovers import state_directory
 ROOT = Path(__file__).resolve().parents[2]
 REPOSITORY = "quiclab"
 DEFAULT_BASE = "debian:trixie-slim"
-IMAGE_LABEL = "quiclab.containers.image"
+IMAGE_LABEL = "quiclab.image"
 _EXTRA_CA = "docker/extra-ca/"
 _INTEROP_ONLY = "tests/"
 _PULL_SILENCE_S = 15  # a registry that says nothing for so long does not answer

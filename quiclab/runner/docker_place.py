@@ -32,7 +32,7 @@ from quiclab.runner.container import Container
 from quiclab.runner.drops import parse_udp_counters, parse_udp_sockets, summarize_drops
 
 RUN_LABEL = "quiclab"
-HOST_LABEL = "quiclab.machine.host"
+HOST_LABEL = "quiclab.host"
 ROLE_LABEL = "quiclab.role"
 MTU_OPTION = "com.docker.network.driver.mtu"
 # Places inside the image, see the Dockerfile.
