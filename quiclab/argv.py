@@ -28,6 +28,7 @@ def server_command(scenario: Scenario, place: Place) -> list[str]:
         *("--workers", str(scenario.worker_count)),
         *_optional("--socket-send-buffer", scenario.socket_buffer_bytes),
         *_optional("--socket-recv-buffer", scenario.socket_buffer_bytes),
+        *(("--verify-content",) if scenario.is_content_verified else ()),
         *("--probes", "on", "--probe-directory", place.probe_directory()),
         *("--control", place.path(SERVER, CONTROL)),
         *("--stats-file", place.path(SERVER, SERVER_STATS)),

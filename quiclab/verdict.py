@@ -305,6 +305,23 @@ def _client_failed(evidence: Evidence) -> Iterator[str]:
         yield f"the client did not get what it asked for: {result.reason or 'no reason given'}"
 
 
+def _upload_differs(evidence: Evidence) -> Iterator[str]:
+    """What the client sent and got acknowledged, the server must have handed to its reader."""
+    result, counters = evidence.client_result, evidence.counters
+    if result is None or counters is None or not (result.ok and counters.is_settled):
+        return
+    received_bytes = counters.total.get("perf", {}).get("upload_byte_count")
+    if received_bytes is not None and received_bytes != result.bytes_sent:
+        yield f"the client sent {result.bytes_sent:,} B and the server read {received_bytes:,} B"
+
+
+def _content_wrong(evidence: Evidence) -> Iterator[str]:
+    counters = evidence.counters
+    count = 0 if counters is None else counters.total.get("perf", {}).get("content_error_count", 0)
+    if count:
+        yield f"{count:,} pieces of uploaded data held other bytes than the client sent"
+
+
 def _client_left_nothing(evidence: Evidence) -> Iterator[str]:
     if evidence.is_load_complete and evidence.client_result is None:
         yield "the client left no result"
@@ -380,6 +397,8 @@ RULES: Final[Sequence[Rule]] = (
     Rule("counters-missing", "invalid", _no_counters),  # nothing to compare with
     Rule("no-samples", "invalid", _no_samples),  # nothing fired that should
     Rule("client-failed", "invalid", _client_failed),  # not every byte asked for came
+    Rule("upload-differs", "invalid", _upload_differs),  # bytes sent ≠ bytes the server read
+    Rule("content-wrong", "invalid", _content_wrong),  # seen by the server (--verify-content)
     Rule("client-result-missing", "invalid", _client_left_nothing),
     Rule("events-lost", "degraded", _events_lost),  # on the way to bpftrace
     Rule("map-empty", "degraded", _map_is_empty),  # a probe attached and never fired

@@ -238,6 +238,23 @@ def _miss(evidence: Evidence) -> None:
     evidence.missing.append("socket drops: the engine does not answer")
 
 
+def _change_perf(evidence: Evidence, **counts: int) -> None:
+    assert evidence.counters is not None
+    total = {**evidence.counters.total}
+    total["perf"] = {**total["perf"], **counts}
+    evidence.counters = evidence.counters.model_copy(update={"total": total})
+
+
+def _lose_upload(evidence: Evidence) -> None:
+    assert evidence.client_result is not None
+    sent = evidence.client_result.bytes_sent
+    _change_perf(evidence, upload_byte_count=sent + 7)
+
+
+def _garble_upload(evidence: Evidence) -> None:
+    _change_perf(evidence, content_error_count=3)
+
+
 def _clamp(evidence: Evidence) -> None:
     evidence.grants = [
         Grant(
@@ -264,6 +281,8 @@ HELPER = (
         ("interrupted", _interrupt, "ended by SIGINT before the load was complete"),
         ("interrupted-late", _interrupt_late, "SIGTERM came when the load was already complete"),
         ("probes-missing", _lose_a_probe, "udp-syscall: 5 of 6 probes attached"),
+        ("upload-differs", _lose_upload, "B and the server read "),
+        ("content-wrong", _garble_upload, "3 pieces of uploaded data held other bytes"),
         ("untraced", _watch_one_worker_less, "trace a_probe in worker 1 (and 1 more) when"),
         ("trace-missing", _leave_no_trace, "no trace was left"),
         ("trace-missing", _kill_tracer, "its final maps are missing"),
