@@ -123,7 +123,7 @@ def _to_line(value: Mapping[str, Any]) -> bytes:
 def _from_line(line: bytes, what: str) -> dict[str, Any]:
     try:
         value = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the second: nested without an end
         raise ControlError(f"{what} is not JSON: {line[:100]!r}") from error
     if not isinstance(value, dict):
         raise ControlError(f"{what} is {line[:100]!r}; expected a JSON object")
@@ -314,11 +314,18 @@ class Mailbox:
         """
         Answer what has come; call it when the descriptor is readable.
         """
-        chunk = self._sock.recv(_CHUNK_BYTES)
-        if not chunk:
-            if self._on_end is not None:
-                self._on_end()
-            return
+        # Whoever asked may have given up meanwhile; that must not end the loop.
+        try:
+            chunk = self._sock.recv(_CHUNK_BYTES)
+            if chunk:
+                self._answer_lines(chunk)
+                return
+        except OSError:
+            pass
+        if self._on_end is not None:
+            self._on_end()
+
+    def _answer_lines(self, chunk: bytes) -> None:
         self._buffer += chunk
         while b"\n" in self._buffer:
             line, _, rest = self._buffer.partition(b"\n")

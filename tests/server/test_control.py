@@ -57,6 +57,15 @@ def test_a_question_that_is_no_json_gets_an_error_and_the_next_is_answered(path:
     assert request(path, "x")["heard"] == {"op": "x"}
 
 
+def test_a_question_nested_without_end_gets_an_error_and_the_next_is_answered(path: Any) -> None:
+    """JSON too deep for the parser is rubbish as any other; the answering thread lives on."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(str(path))
+        sock.sendall(b"[" * 100_000 + b"\n")
+        assert "is not JSON" in json.loads(sock.makefile().readline())["error"]
+    assert request(path, "x")["heard"] == {"op": "x"}
+
+
 def test_an_asker_that_hangs_up_does_not_stop_the_answers(path: Any) -> None:
     """Whoever connects and leaves without a word costs nothing."""
     for _ in range(3):
@@ -195,4 +204,21 @@ def test_a_mailbox_tells_when_the_asking_end_is_gone() -> None:
     link.close()
     mailbox.handle()
     assert ended == [os.getpid()]
+    mailbox.close()
+
+
+@pytest.mark.parametrize("has_late_answer", [False, True], ids=["question", "unread-answer"])
+def test_an_asker_that_gave_up_does_not_end_the_loop(has_late_answer: bool) -> None:
+    """A question whose asker is gone leads to an end of the mailbox, never to an exception."""
+    ended = []
+    link, theirs = make_pair()
+    mailbox = Mailbox(theirs, _echo, on_end=lambda: ended.append("end"))
+    if has_late_answer:
+        link._sock.sendall(b'{"op":"a"}\n')
+        mailbox.handle()
+    else:
+        link._sock.sendall(b'{"op":"b"}\n')
+    link.close()
+    mailbox.handle()
+    assert ended == ["end"]
     mailbox.close()
