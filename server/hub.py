@@ -3,11 +3,15 @@ Answers for all workers: asks each, and makes one answer of theirs.
 """
 
 import contextlib
+import threading
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from server.control import Answer, ControlError, Link, Question
 from server.counters import merge_reports
+
+# How long a worker may take to hear that it is to end: several of its longest turns.
+STOP_TIMEOUT_S: Final = 3.0
 
 
 class Hub:
@@ -22,6 +26,8 @@ class Hub:
     def __init__(self, base: Mapping[str, Any], links: list[Link]) -> None:
         self._base = base
         self._links = links
+        self._lock = threading.Lock()
+        self._is_stopped = False
 
     def answer(self, question: Question) -> Answer:
         """
@@ -48,20 +54,29 @@ class Hub:
     def ask(self, question: Question) -> list[Answer]:
         """
         Ask every worker the same.
+
+        Raises:
+            ControlError: One of them does not answer, or all were told to end.
         """
-        return [link.request(question) for link in self._links]
+        with self._lock:
+            # A worker that ends sends its last report unasked: nobody else may take it.
+            if self._is_stopped:
+                raise ControlError(f"{question.get('op')!r} was not answered: the server ends")
+            return [link.request(question) for link in self._links]
 
     def stop(self) -> list[Answer]:
         """
         End every worker in order; the last reports of those that still gave one.
         """
         reports = []
-        for link in self._links:
-            with contextlib.suppress(ControlError):
-                link.request({"op": "stop"})
-        for link in self._links:
-            with contextlib.suppress(ControlError):
-                reports.append(link.receive("last report"))
+        with self._lock:
+            self._is_stopped = True
+            for link in self._links:
+                with contextlib.suppress(ControlError):
+                    link.request({"op": "stop"}, timeout_s=STOP_TIMEOUT_S)
+            for link in self._links:
+                with contextlib.suppress(ControlError):
+                    reports.append(link.receive("last report", timeout_s=STOP_TIMEOUT_S))
         return reports
 
 

@@ -3,6 +3,7 @@ What a server needs before it can serve: a certificate, its probes, sockets on o
 """
 
 import datetime as dt
+import errno
 import os
 import platform
 import socket
@@ -91,9 +92,10 @@ def _explain_bind(settings: ServerSettings, error: OSError) -> str:
     where = f"UDP port {settings.port} of {settings.ip}"
     if isinstance(error, PermissionError):
         return f"{where}: {error.strerror}; take a port from 1024, or run as root"
-    holder = find_holder(settings.port) if settings.port else None
-    if holder is not None:
-        return f"{where} is in use by {holder}; end it, or choose another --port"
+    if error.errno == errno.EADDRINUSE:
+        holder = find_holder(settings.port)
+        if holder is not None:
+            return f"{where} is in use by {holder}; end it, or choose another --port"
     return f"{where} cannot be bound: {error.strerror}; choose another --ip or --port"
 
 

@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -29,6 +30,9 @@ from server.worker import Worker, make_configuration
 # How often a parent looks whether enough connections have closed (--connections).
 _LOOK_S: Final = 0.1
 _FOREVER_S: Final = 3600.0
+# What a worker that was told to end has left for it, after its last report.
+_REAP_S: Final = 1.0
+_REAP_LOOK_S: Final = 0.005
 _STOPPING_SIGNALS: Final = frozenset({signal.SIGINT, signal.SIGTERM})
 
 
@@ -210,9 +214,30 @@ def _supervise(
         elif limit and _count_closed(hub) >= limit:
             break
     reports = hub.stop()
-    for pid in pids:
-        os.waitpid(pid, 0)
+    stuck = [pid for pid in pids if not _reap(pid)]
+    if stuck:
+        status = ExitStatus.INTERNAL
     return merge_reports([dict(report) for report in reports]), status
+
+
+def _reap(pid: int) -> bool:
+    """
+    Wait for a worker that was told to end, and end it by force when it is stuck.
+    """
+    deadline_s = time.monotonic() + _REAP_S
+    while time.monotonic() < deadline_s:
+        if os.waitpid(pid, os.WNOHANG)[0]:
+            return True
+        time.sleep(_REAP_LOOK_S)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    print(
+        f"server: worker process {pid} did not end when told to and was killed; "
+        "its counters are missing",
+        file=sys.stderr,
+        flush=True,
+    )
+    return False
 
 
 def _count_closed(hub: Hub) -> int:

@@ -161,6 +161,16 @@ def test_a_dead_worker_ends_the_server_with_an_error(tmp_path: Any) -> None:
         assert len(server.stats()["workers"]) == 1
 
 
+def test_a_stuck_worker_does_not_keep_the_server_from_ending(tmp_path: Any) -> None:
+    """A worker that hears nothing is killed and named; the other's counters are written."""
+    with ServerProcess(tmp_path, "--workers", "2") as server:
+        pid = server.description["workers"][0]["pid"]
+        os.kill(pid, signal.SIGSTOP)
+        assert server.end() == ExitStatus.INTERNAL
+        assert f"worker process {pid} did not end when told to and was killed" in server.errors
+        assert len(server.stats()["workers"]) == 1
+
+
 def test_workers_do_not_outlive_their_supervisor(tmp_path: Any) -> None:
     """When the parent is killed the workers end too."""
     with ServerProcess(tmp_path, "--workers", "2") as server:
@@ -186,6 +196,16 @@ def test_a_port_in_use_is_named_with_its_holder(tmp_path: Any, workers: Any) -> 
                 f"server: UDP port {port} of 127.0.0.1 is in use by PID {os.getpid()} ("
             )
             assert server.errors.count("\n") == 1
+
+
+def test_an_address_of_another_machine_is_not_called_a_port_in_use(tmp_path: Any) -> None:
+    """Only EADDRINUSE is blamed on who holds the port elsewhere on this machine."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as held:
+        held.bind(("127.0.0.1", 0))
+        port = str(held.getsockname()[1])
+        with ServerProcess(tmp_path, "--ip", "192.0.2.1", "--port", port) as server:
+            assert server.process.wait(timeout=10) == ExitStatus.MACHINE_CANNOT
+            assert "192.0.2.1 cannot be bound: Cannot assign requested address" in server.errors
 
 
 def test_one_fixed_port_serves_run_after_run(tmp_path: Any) -> None:
