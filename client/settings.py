@@ -4,22 +4,26 @@ The client's command line. Sizes are bytes; words mean the same as in the server
 
 import argparse
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from client.plan import Direction
 from client.session import OPEN_STREAM_LIMIT
+from server.perf import ENDLESS
 from server.settings import (
     IPV4_OVERHEAD_BYTES,
     IPV6_OVERHEAD_BYTES,
     LARGEST_DATAGRAM_BYTES,
     SMALLEST_DATAGRAM_BYTES,
 )
+from server.udp.ring import LARGEST_SEGMENT_COUNT
 
 MEBIBYTE: Final = 1024 * 1024
 DEFAULT_DURATION_S: Final = 5.0
+_LARGEST_PORT: Final = 65_535
+_LARGEST_BUFFER_BYTES: Final = 1024**3  # setsockopt takes 31 bits; the server's limit too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +117,7 @@ def _make_parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--ip", required=True, help="address of the server")
-    add("--port", required=True, type=_count, help="UDP port of the server")
+    add("--port", required=True, type=_up_to(_LARGEST_PORT), help="UDP port of the server")
     add("--server-name", default="server.quiclab", help="name asked of its certificate")
     trust = parser.add_mutually_exclusive_group()
     trust.add_argument("--ca-file", type=Path, help="certificates to trust, PEM")
@@ -121,16 +125,26 @@ def _make_parser() -> argparse.ArgumentParser:
     add("--connections", type=_count, default=1, help="connections, each on a port of its own")
     add("--streams", type=_count, default=1, help="streams on each connection (both: of a kind)")
     add("--direction", choices=("download", "upload", "both"), help="default: by what is asked")
-    add("--receive", type=_size, help="bytes to download in all, shared out over the streams")
-    add("--send", type=_size, help="bytes to upload in all, shared out over the streams")
+    add("--receive", type=_amount, help="bytes to download in all, shared out over the streams")
+    add("--send", type=_amount, help="bytes to upload in all, shared out over the streams")
     add("--duration", type=_seconds, help="seconds; with bytes: whichever is reached first")
     add("--verify-content", action="store_true", help="compare every byte, not only lengths")
     add("--max-mtu", type=_count, default=9000, help="IP MTU")
     add("--datagram", type=_count, help="bytes of a full datagram (default: MTU less headers)")
-    add("--max-segments", type=_count, default=10, help="datagrams a message may carry")
+    add(
+        "--max-segments",
+        type=_up_to(LARGEST_SEGMENT_COUNT),
+        default=10,
+        help="datagrams a message may carry",
+    )
     add("--disable-gso", action="store_true", help="send one datagram a message")
     add("--disable-gro", action="store_true", help="receive one datagram a message")
-    add("--socket-buffer", type=_count, default=8 * MEBIBYTE, help="SO_RCVBUF and SO_SNDBUF")
+    add(
+        "--socket-buffer",
+        type=_up_to(_LARGEST_BUFFER_BYTES),
+        default=8 * MEBIBYTE,
+        help="SO_RCVBUF and SO_SNDBUF",
+    )
     add("--max-window", type=_size, default=2_500_000, help="congestion window cap, 0 for none")
     add("--max-idle-timeout", type=_seconds, default=30.0, help="seconds of silence that end it")
     add("--control", type=Path, help="path of the control socket to make")
@@ -188,13 +202,22 @@ def _size(text: str) -> int:
     return _whole(text, least=0)
 
 
-def _whole(text: str, *, least: int) -> int:
+def _amount(text: str) -> int:
+    return _whole(text, least=0, most=ENDLESS - 1)  # the header's largest number has no end
+
+
+def _up_to(most: int) -> Callable[[str], int]:
+    return lambda text: _whole(text, least=1, most=most)
+
+
+def _whole(text: str, *, least: int, most: int | None = None) -> int:
     try:
         number = int(text)
     except ValueError:
         number = -1
-    if number < least:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number from {least}")
+    if number < least or (most is not None and number > most):
+        span = f"from {least}" if most is None else f"from {least} to {most}"
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number {span}")
     return number
 
 

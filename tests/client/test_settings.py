@@ -100,6 +100,10 @@ def test_parse_settings_reads_every_option() -> None:
     ("words", "message"),
     [
         (("--streams", "0"), "--streams: 0 is not a whole number from 1"),
+        (("--port", "70000"), "--port: 70000 is not a whole number from 1 to 65535"),
+        (("--max-segments", "65"), "--max-segments: 65 is not a whole number from 1 to 64"),
+        (("--socket-buffer", "9999999999"), "--socket-buffer: 9999999999 is not a whole number"),
+        (("--receive", str(2**64 - 1)), "is not a whole number from 0 to 18446744073709551614"),
         (("--receive", "8Q"), "--receive: 8Q is not a whole number from 0"),
         (("--duration", "abc"), "--duration: abc is not a number of seconds above 0"),
         (("--duration", "-1"), "--duration: -1 is not a number of seconds above 0"),

@@ -123,13 +123,14 @@ PyDoc_STRVAR(wait_doc,
              "ppoll; a negative timeout waits forever. Interrupted by a signal it runs the\n"
              "handlers and answers that nothing happened.");
 
-#define MOST_FDS 4096
+/* What a process may open at most where nobody raised fs.nr_open. */
+#define MOST_FDS 1048576
 
 static PyObject *wait_for(PyObject *module, PyObject *args)
 {
-    struct pollfd polled[MOST_FDS];
+    struct pollfd *polled;
     struct timespec timeout;
-    PyObject *fds, *events, *happened;
+    PyObject *fds, *events, *happened = NULL;
     long long timeout_ns;
     Py_ssize_t count;
     int ready, error;
@@ -141,13 +142,16 @@ static PyObject *wait_for(PyObject *module, PyObject *args)
     if (count != PyList_GET_SIZE(events) || count > MOST_FDS)
         return PyErr_Format(PyExc_ValueError, "%zd descriptors with %zd events; at most %d pairs",
                             count, PyList_GET_SIZE(events), MOST_FDS);
+    polled = PyMem_New(struct pollfd, (size_t)count);
+    if (!polled)
+        return PyErr_NoMemory();
     for (Py_ssize_t index = 0; index < count; index++) {
         polled[index].fd = (int)PyLong_AsLong(PyList_GET_ITEM(fds, index));
         polled[index].events = (short)PyLong_AsLong(PyList_GET_ITEM(events, index));
         polled[index].revents = 0;
     }
     if (PyErr_Occurred())
-        return NULL;
+        goto out;
     timeout.tv_sec = (time_t)(timeout_ns / 1000000000);
     timeout.tv_nsec = (long)(timeout_ns % 1000000000);
     Py_BEGIN_ALLOW_THREADS
@@ -156,13 +160,16 @@ static PyObject *wait_for(PyObject *module, PyObject *args)
     Py_END_ALLOW_THREADS
     if (error && error != EINTR) {
         errno = error;
-        return PyErr_SetFromErrno(PyExc_OSError);
+        PyErr_SetFromErrno(PyExc_OSError);
+        goto out;
     }
     if (error && PyErr_CheckSignals() < 0)
-        return NULL;
+        goto out;
     happened = PyList_New(count);
     for (Py_ssize_t index = 0; happened && index < count; index++)
         PyList_SET_ITEM(happened, index, PyLong_FromLong(error ? 0 : polled[index].revents));
+out:
+    PyMem_Free(polled);
     return happened;
 }
 

@@ -10,6 +10,7 @@ import ctypes
 import errno
 import os
 import re
+import resource
 import select
 import signal
 import socket
@@ -24,6 +25,7 @@ from server.udp import _native
 from server.udp.model import UdpOptions, pack_address
 from server.udp.probing import Listening
 from server.udp.sockets import UdpSocket, open_socket
+from tests.conftest import need
 
 HEADER = Path(_native.__file__).parent / "native" / "probes.h"
 SITE = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 6)
@@ -263,6 +265,20 @@ def test_wait_runs_signal_handlers_and_reports_nothing() -> None:
         signal.signal(signal.SIGALRM, before)
         ours.close()
         theirs.close()
+
+
+def test_wait_watches_as_many_descriptors_as_a_process_may_have() -> None:
+    """Thousands of connections, each with a socket, are no error."""
+    count = 5000
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    need(hard >= count or hard == resource.RLIM_INFINITY, f"{count} descriptors for one process")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, count), hard))  # ppoll keeps to it
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.send(b"x")
+        happened = _native.wait([ours.fileno()] * count, [select.POLLIN] * count, -1)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert happened == [select.POLLIN] * count
 
 
 def test_wait_returns_when_the_time_is_over() -> None:
