@@ -7,7 +7,8 @@ the process, however it ended. A record without a lock is a dead run, and names
 the folders and processes that it may have left. Nothing else is ever touched.
 
 A record is one JSON object per line, appended as things are made:
-`{"runner": "local"}`, `{"directory": "/tmp/quiclab-…"}`, `{"pid": 7, "started_s": …}`.
+`{"runner": "local"}`, `{"directory": "/tmp/quiclab-…"}`, `{"pid": 7, "started_s": …}`,
+`{"engine": "unix:///…"}`.
 """
 
 import fcntl
@@ -19,8 +20,8 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +35,9 @@ DIRECTORY_PREFIX = "quiclab-"
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,80}")
 _POLL_S = 0.01
 _GONE_WITHIN_S = 3.0  # a killed process leaves at once unless it sits in the kernel
+# An engine finishes what a killed lab asked of it last; one request may take this long.
+_ENGINE_BUSY_S = 60.0
+_NEW_RECORD = ".new-"
 
 
 @dataclass(slots=True)
@@ -45,6 +49,7 @@ class LiveRun:
     run_id: str
     fd: int
     depth: int = 1
+    has_remains: bool = False
 
     def note_directory(self, path: Path) -> None:
         """Remember a temporary folder; its name must be `quiclab-<run id>`."""
@@ -57,6 +62,19 @@ class LiveRun:
         except psutil.NoSuchProcess:
             return
         self.append({"pid": pid, "started_s": started_s})
+
+    def note_engine(self, url: str) -> None:
+        """Remember where containers are made: what is not on another engine is not gone."""
+        self.append({"engine": url})
+
+    @contextmanager
+    def removal(self) -> Iterator[None]:
+        """What the block fails to remove stays on record, for the next run to remove."""
+        try:
+            yield
+        except BaseException:
+            self.has_remains = True
+            raise
 
     def append(self, entry: dict[str, object]) -> None:
         """Add a line; one write, so that a killed process leaves whole lines but the last."""
@@ -110,10 +128,11 @@ def register(run_id: str, *, runner_name: str) -> Iterator[LiveRun]:
     Keep a run on record, locked, while the block runs; forget it when the block ends.
 
     May be nested for the same run within one process; the outermost block counts.
+    A run whose `removal` failed is not forgotten: it is dead then, with remains.
 
     Raises:
         ValueError: The run id could not be a file name.
-        MachineError: The record cannot be written.
+        MachineError: The record cannot be written, or another run has that id.
     """
     run = _live_runs.get(run_id)
     if run is None:
@@ -126,7 +145,8 @@ def register(run_id: str, *, runner_name: str) -> Iterator[LiveRun]:
         run.depth -= 1
         if run.depth == 0:
             del _live_runs[run_id]
-            _record_path(run_id).unlink(missing_ok=True)
+            if not run.has_remains:
+                _record_path(run_id).unlink(missing_ok=True)
             os.close(run.fd)
 
 
@@ -135,8 +155,10 @@ def _create_record(run_id: str, runner_name: str) -> LiveRun:
         raise ValueError(f"run id {run_id!r} is not made of letters, digits, '.', '_' and '-'")
     # Locked before it gets its name: whoever can see it finds it locked.
     directory = state_directory()
+    if _record_path(run_id).exists():  # else both would remove what either made
+        raise MachineError(f"another run is called {run_id} as well; start this one again")
     try:
-        fd, name = tempfile.mkstemp(prefix=".new-", dir=directory)
+        fd, name = tempfile.mkstemp(prefix=_NEW_RECORD, dir=directory)
         fcntl.flock(fd, fcntl.LOCK_EX)
         run = LiveRun(run_id, fd)
         run.append({"runner": runner_name, "pid": os.getpid()})
@@ -184,37 +206,78 @@ def remove_dead_runs(runner_name: str) -> list[str]:
     """
     Remove what dead runs of one kind of runner left on this machine, then their records.
 
-    Folders and processes are the local runner's; for other runners only the
-    record is forgotten, so call this after their own things were removed.
-
     Returns:
         What was removed, one line each.
     """
     said: list[str] = []
+    for path, entries in _dead_records(runner_name):
+        run_id = path.name.removesuffix(".jsonl")
+        said += _kill_processes(run_id, entries)
+        try:
+            said += _remove_directories(run_id, entries)
+        except OSError as error:
+            said.append(f"cannot remove all of dead run {run_id}: {error}")
+            continue  # the record stays, for whoever can
+        path.unlink(missing_ok=True)
+    _remove_unfinished_records()
+    return said
+
+
+def find_settled_runs(runner_name: str, *, engine_url: str) -> list[str]:
+    """
+    Name the dead runs for which that engine can have nothing more to do.
+
+    Ask before looking what they left there, and forget them afterwards: a run
+    that dies in between keeps its record, and so does one on another engine.
+    """
+    settled = []
+    for path, entries in _dead_records(runner_name):
+        urls = {entry["engine"] for entry in entries if "engine" in entry}
+        with suppress(FileNotFoundError):  # another lab has just forgotten it
+            is_recent = time.time() - path.stat().st_mtime < _ENGINE_BUSY_S
+            if urls <= {engine_url} and not is_recent:
+                settled.append(path.name.removesuffix(".jsonl"))
+    return settled
+
+
+def forget_runs(run_ids: Iterable[str]) -> None:
+    """
+    Remove the records of dead runs that left nothing any more.
+    """
+    for run_id in run_ids:
+        _record_path(run_id).unlink(missing_ok=True)
+    _remove_unfinished_records()
+
+
+def _dead_records(runner_name: str) -> Iterator[tuple[Path, list[dict[str, object]]]]:
+    """The records of a runner's dead runs, each locked while it is looked at."""
     for path in sorted(state_directory().glob("*.jsonl")):
         fd = _try_lock(path, fcntl.LOCK_EX)
         if fd is None or isinstance(fd, bool):
             continue
         try:
             entries = _read_entries(path)
-            if not entries or entries[0].get("runner") != runner_name:
-                continue
-            run_id = path.name.removesuffix(".jsonl")
-            said += _kill_processes(run_id, entries)
-            try:
-                said += _remove_directories(run_id, entries)
-            except OSError as error:
-                said.append(f"cannot remove all of dead run {run_id}: {error}")
-                continue  # the record stays, for whoever can
-            path.unlink(missing_ok=True)
+            if entries and entries[0].get("runner") == runner_name:
+                yield path, entries
         finally:
             os.close(fd)
-    return said
+
+
+def _remove_unfinished_records() -> None:
+    """What was killed while it wrote its record had made nothing yet."""
+    for path in state_directory().glob(f"{_NEW_RECORD}*"):
+        with suppress(FileNotFoundError):
+            if time.time() - path.stat().st_mtime > _ENGINE_BUSY_S:
+                path.unlink()
 
 
 def _read_entries(path: Path) -> list[dict[str, object]]:
-    entries = []
-    for line in path.read_text(errors="replace").splitlines():
+    entries: list[dict[str, object]] = []
+    try:
+        text = path.read_text(errors="replace")
+    except FileNotFoundError:
+        return entries  # another lab has just forgotten it
+    for line in text.splitlines():
         try:
             entry = json.loads(line)
         except json.JSONDecodeError:

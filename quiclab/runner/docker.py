@@ -121,11 +121,13 @@ class DockerRunner:
         Remove what runs left whose process on this host is dead; runs of other hosts stay.
         """
         said: list[str] = []
+        settled = leftovers.find_settled_runs(self.name, engine_url=self.engine.address.url)
         for run_id in find_runs(self.engine):
             if self.is_run_alive(run_id) is False:
                 said += remove_run(self.engine, run_id)
         # Only now: the records are what tells a dead run from an unknown one.
-        return [*said, *leftovers.remove_dead_runs(self.name)]
+        leftovers.forget_runs(settled)
+        return said
 
 
 def find_runs(engine: Engine) -> list[str]:

@@ -108,8 +108,9 @@ class DockerPlace:
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
             # On record first and forgotten last: what a killed process leaves can be told.
-            stack.enter_context(leftovers.register(self._run_id, runner_name="docker"))
-            stack.callback(remove_run, self._engine, self._run_id)
+            record = stack.enter_context(leftovers.register(self._run_id, runner_name="docker"))
+            record.note_engine(self._engine.address.url)
+            stack.callback(self._remove_all, record)
             with ThreadPoolExecutor(max_workers=1) as pool:
                 versions = pool.submit(self._collect_versions)
                 self._addresses = self._create_network()
@@ -119,6 +120,10 @@ class DockerPlace:
 
     def __exit__(self, *exc_info: object) -> None:
         self._undo.close()
+
+    def _remove_all(self, record: leftovers.LiveRun) -> None:
+        with record.removal():
+            remove_run(self._engine, self._run_id)
 
     # Files and names -----------------------------------------------------------------
 
@@ -239,6 +244,7 @@ class DockerPlace:
         settings = self._blueprint.network
         asked: dict[str, Any] = {
             "driver": settings.driver,
+            "check_duplicate": True,  # containers name it, and old engines allow a name twice
             "options": {**settings.options, MTU_OPTION: str(self._mtu_bytes)},
             "internal": settings.is_internal,
             "labels": self._labels("network"),

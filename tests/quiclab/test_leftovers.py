@@ -162,6 +162,7 @@ def test_dead_run_of_another_runner_is_left_to_it(tmp_path: Path) -> None:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         assert [] == leftovers.remove_dead_runs("docker")
+        assert [] == leftovers.find_settled_runs("docker", engine_url="unix:///a")
         assert leftovers.is_run_alive(RUN) is False
 
 
@@ -206,6 +207,73 @@ def test_half_written_record_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
 
 
 # Where records lie -------------------------------------------------------------
+
+
+# What stays on record ----------------------------------------------------------
+
+
+def make_record(*, engine_url: str = "", age_s: float = 0.0) -> Path:
+    """Leave the record of a dead docker run, as a killed lab would."""
+    with leftovers.register(RUN, runner_name="docker") as run:
+        run.has_remains = True
+        if engine_url:
+            run.note_engine(engine_url)
+    path = leftovers.state_directory() / f"{RUN}.jsonl"
+    changed_s = time.time() - age_s
+    os.utime(path, (changed_s, changed_s))
+    return path
+
+
+def test_run_whose_removal_failed_stays_on_record_as_dead() -> None:
+    """An engine that was gone at the end of a run is asked again by the next one."""
+
+    def fail() -> None:
+        with leftovers.register(RUN, runner_name="docker") as run, run.removal():
+            raise MachineError("the engine is gone")
+
+    with pytest.raises(MachineError), leftovers.register(RUN, runner_name="docker"):
+        fail()
+    assert leftovers.is_run_alive(RUN) is False
+
+
+@pytest.mark.parametrize(
+    ("engine_url", "age_s", "is_settled"),
+    [
+        ("unix:///a", 3600.0, True),
+        ("", 3600.0, True),
+        ("unix:///b", 3600.0, False),  # its containers are elsewhere
+        ("unix:///a", 0.0, False),  # what was asked for last may still be under way
+    ],
+)
+def test_dead_run_is_forgotten_only_where_its_things_can_be_and_none_can_come(
+    engine_url: str, age_s: float, is_settled: bool
+) -> None:
+    """Without its record a run is unknown, and what it left would stay for good."""
+    make_record(engine_url=engine_url, age_s=age_s)
+    found = leftovers.find_settled_runs("docker", engine_url="unix:///a")
+    assert found == ([RUN] if is_settled else [])
+    leftovers.forget_runs(found)
+    assert records() == ([] if is_settled else [f"{RUN}.jsonl"])
+
+
+def test_second_run_with_the_same_name_is_refused() -> None:
+    """Else each would remove what the other made."""
+    make_record()
+    with (
+        pytest.raises(MachineError, match="another run"),
+        leftovers.register(RUN, runner_name="docker"),
+    ):
+        pytest.fail("both are on record")
+
+
+def test_record_that_was_never_finished_goes_when_it_is_old() -> None:
+    """A lab killed while it wrote its record had made nothing else; a new one is not touched."""
+    old, new = (leftovers.state_directory() / name for name in (".new-old", ".new-new"))
+    old.touch()
+    new.touch()
+    os.utime(old, (0, 0))
+    leftovers.remove_dead_runs("local")
+    assert records() == [".new-new"]
 
 
 def test_state_folder_follows_the_environment(tmp_path: Path) -> None:
