@@ -42,6 +42,16 @@ _POLL_S: Final = 0.02
 # prctl(PR_SET_PDEATHSIG) and then exec; in util-linux, which every Debian has. Not by
 # preexec_fn: that forks the lab, whose terminal may have a thread at work.
 _DIE_WITH_PARENT: Final = ("setpriv", "--pdeathsig", "KILL", "--")
+# Mounted in a mount namespace of the tracer's own, tracefs goes away with it. What is below
+# /sys is made private there before; unshare's own way, from the root down, fails where the
+# root is no mount point, as in a chroot.
+_ALONE: Final = """
+mount --make-rprivate /sys && exec "$@"
+echo "tracefs is not mounted, and a tracer cannot mount it for itself alone; do it by hand:" \\
+  "mount -t tracefs tracefs /sys/kernel/tracing" >&2
+exit 4
+"""
+OWN_MOUNTS: Final = ("unshare", "--mount", "--propagation", "unchanged", "sh", "-c", _ALONE, "sh")
 # sun_path holds 107 bytes (unix(7)); what is left of it holds "/server/control.sock".
 _LONGEST_DIRECTORY: Final = 80
 
@@ -85,7 +95,7 @@ class ProcessRunner:
                 directory.mkdir(mode=0o700)
             except OSError as error:
                 raise MachineError(f"cannot make {directory}: {error.strerror}") from error
-            undo.callback(_remove, directory)
+            undo.callback(_remove, directory, record)
             place = ProcessPlace(directory, record)
             undo.callback(place.end_all)
             yield place
@@ -317,8 +327,7 @@ class ProcessPlace:
         if program == "python":
             local = [sys.executable, *arguments]
         elif program == "bpftrace":
-            # Mounted in a mount namespace of the tracer's own, tracefs goes away with it.
-            entry = [] if self._has_tracefs else ["unshare", "--mount", str(TRACER_ENTRY)]
+            entry = [] if self._has_tracefs else [*OWN_MOUNTS, str(TRACER_ENTRY)]
             local = [*entry, self._bpftrace, *arguments]
         elif shutil.which(program) is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), program)
@@ -420,8 +429,9 @@ def _read(path: Path | str) -> str:
         return ""
 
 
-def _remove(directory: Path) -> None:
+def _remove(directory: Path, record: leftovers.LiveRun) -> None:
     try:
-        shutil.rmtree(directory)
+        with record.removal():
+            shutil.rmtree(directory)
     except OSError as error:
         raise RunError(f"{directory} cannot be removed: {error}") from error

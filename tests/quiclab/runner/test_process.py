@@ -3,6 +3,7 @@ The local runner: the promises of every place, and what processes add to them.
 """
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -16,7 +17,7 @@ import pytest
 from quiclab import leftovers
 from quiclab.errors import MachineError
 from quiclab.runner.base import SERVER, Runner
-from quiclab.runner.process import ProcessRunner
+from quiclab.runner.process import OWN_MOUNTS, ProcessRunner
 from tests.conftest import need
 from tests.quiclab.runner.contract import RUN, PlaceContract, open_place, start_server
 
@@ -117,6 +118,57 @@ def test_killed_lab_takes_its_roles_along_and_the_next_run_removes_the_rest() ->
     said = ProcessRunner().remove_leftovers()
     assert f"removed {directory.strip()} of dead run {RUN}" in said
     assert ([], False) == (find_marked(RUN), Path(directory.strip()).exists())
+
+
+# A root folder that is no mount point, below mounts that are shared: what is mounted in one
+# of their copies appears in all, unless that copy is private.
+CHROOT = """
+set -eu
+root=$1; shift
+mount --make-rshared /
+for folder in usr bin sbin lib lib64; do
+  [ ! -e /$folder ] || { mkdir -p $root/$folder; mount --rbind /$folder $root/$folder; }
+done
+mkdir -p $root/sys $root/proc
+mount -t sysfs sysfs $root/sys
+mount -t proc proc $root/proc
+mount --make-shared $root/sys
+status=0
+chroot $root "$@" || status=$?
+grep $root/sys/ /proc/self/mountinfo || true
+exit $status
+"""
+
+
+def run_in_chroot(root: Path, *argv: str) -> "subprocess.CompletedProcess[str]":
+    """Run a command there; what it left mounted outside ends its stdout."""
+    need(os.geteuid() == 0, "root, for mounts of its own")
+    return subprocess.run(
+        ["unshare", "--mount", "sh", "-c", CHROOT, "sh", str(root), *argv],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+
+@pytest.mark.real
+def test_tracer_in_a_chroot_mounts_tracefs_for_itself_alone(tmp_path: Path) -> None:
+    """Where the root is no mount point, unshare's own way fails; nothing reaches the host."""
+    mounts = "mount -t tracefs tracefs /sys/kernel/tracing && ls /sys/kernel/tracing/events/header*"
+    done = run_in_chroot(tmp_path, *OWN_MOUNTS, "sh", "-c", mounts)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "header_page" in done.stdout
+    assert str(tmp_path) not in done.stdout
+
+
+@pytest.mark.real
+def test_tracer_that_cannot_be_alone_with_tracefs_says_what_to_do(tmp_path: Path) -> None:
+    """A /sys that is no mount point: status 4, and nothing was mounted."""
+    done = run_in_chroot(tmp_path, "sh", "-c", f"umount /sys && exec {shlex.join(OWN_MOUNTS)} true")
+    assert done.returncode == 4
+    assert "mount -t tracefs tracefs /sys/kernel/tracing" in done.stderr.splitlines()[-1]
+    assert done.stdout == ""
 
 
 def test_machine_without_bpftrace_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
