@@ -418,6 +418,11 @@ def find_unknown_capabilities(engine: Engine, wanted: Sequence[str]) -> frozense
                     f"{error.explanation}"
                 ) from error
             unknown.add(found[1])
+        except SDK_ERRORS as error:
+            raise MachineError(
+                f"the Docker engine stopped answering ({find_reason(error)}); start it again, "
+                "or use --runner local"
+            ) from error
 
 
 def select_security_options(options: Sequence[str], facts: EngineFacts) -> list[str]:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from docker.errors import APIError, ImageNotFound
+from docker.utils import parse_repository_tag
 from docker.utils.build import exclude_paths
 
 from quiclab.containers.debian import bootstrap_base, find_missing_packages
@@ -107,7 +108,8 @@ def list_context_files(root: Path = ROOT) -> list[str]:
         if line.strip() and not line.startswith("#")
     ]
     included: set[str] = exclude_paths(str(root), patterns, dockerfile="Dockerfile")
-    return sorted(name for name in included if name not in {"", ".dockerignore"})
+    # An editor's lock is a link to nothing; it is no part of the tree.
+    return sorted(name for name in included - {"", ".dockerignore"} if (root / name).exists())
 
 
 def render_tag(recipe: Recipe) -> str:
@@ -155,6 +157,17 @@ def pack_context(root: Path, *, extra_ca: bytes | None) -> bytes:
     return buffer.getvalue()
 
 
+def _pack_named(recipe: Recipe, *, extra_ca: bytes | None) -> tuple[str, bytes]:
+    """
+    A context and the tag that is true of it: a tree may change while a build waits its turn.
+    """
+    while True:
+        tag = render_tag(recipe)
+        context = pack_context(recipe.root, extra_ca=extra_ca)
+        if render_tag(recipe) == tag:
+            return tag, context
+
+
 def _add_file(archive: tarfile.TarFile, member: tarfile.TarInfo, data: bytes) -> None:
     member.size = len(data)
     archive.addfile(member, io.BytesIO(data))
@@ -163,11 +176,18 @@ def _add_file(archive: tarfile.TarFile, member: tarfile.TarInfo, data: bytes) ->
 def find_image(engine: Engine, tag: str) -> Image | None:
     """
     Look an image up; None when the engine does not have it.
+
+    Raises:
+        MachineError: The engine does not say.
     """
     try:
         found = engine.client.images.get(tag)
     except ImageNotFound:
         return None
+    except SDK_ERRORS as error:
+        raise MachineError(
+            f"the engine does not say whether it has image {tag}: {find_reason(error)}"
+        ) from error
     return Image(tag, str(found.id), str(found.attrs["Architecture"]), is_cached=True)
 
 
@@ -210,13 +230,14 @@ def ensure_image(
         base, done = _ensure_base(
             engine, recipe.base, on_progress=on_progress, privilege=privilege, install=install
         )
+        tag, context = _pack_named(recipe, extra_ca=_load_extra_ca(environment))
         arguments = {"BASE": base, "KERNEL_HEADERS": recipe.kernel_headers}
         arguments |= {k: v for k, v in environment.items() if k.lower() in _PROXY_NAMES}
         _build(
             engine,
             tag,
             recipe.target,
-            context=pack_context(recipe.root, extra_ca=_load_extra_ca(environment)),
+            context=context,
             arguments=arguments,
             on_progress=lambda step, part: on_progress(step, done + (1 - done) * part),
         )
@@ -234,7 +255,13 @@ def _tag_latest(engine: Engine, recipe: Recipe, image: Image) -> None:
     if recipe.target == "lab" and recipe.root == ROOT:
         latest = find_image(engine, f"{REPOSITORY}:latest")
         if latest is None or latest.image_id != image.image_id:
-            engine.client.api.tag(image.tag, REPOSITORY, "latest", force=True)
+            try:
+                engine.client.api.tag(image.tag, REPOSITORY, "latest", force=True)
+            except SDK_ERRORS as error:
+                raise MachineError(
+                    f"the engine does not name image {image.tag} {REPOSITORY}:latest: "
+                    f"{find_reason(error)}"
+                ) from error
 
 
 @contextmanager
@@ -309,10 +336,10 @@ def _pull(engine: Engine, name: str) -> str | None:
     Pull an image; the reason when that fails. Silence counts as failure after some seconds.
     """
     api = engine.client.api
-    repository, _, tag = name.rpartition(":")
+    repository, tag = parse_repository_tag(name)
     work_timeout_s, api.timeout = api.timeout, _PULL_SILENCE_S
     try:
-        for event in api.pull(repository, tag=tag, stream=True, decode=True):
+        for event in api.pull(repository, tag=tag or "latest", stream=True, decode=True):
             if "error" in event:
                 return _shorten(str(event["error"]))
     except SDK_ERRORS as error:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
 
 VERSION = {
     "Version": "99.1",
@@ -51,6 +52,7 @@ class FakeEngine(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         self.info = {**INFO, **info}
         self.unknown_capabilities = unknown_capabilities
         self.requests: list[str] = []
+        self.images: set[str] = set()
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -62,6 +64,12 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, VERSION)
         elif self.path.endswith("/info"):
             self._answer(200, self.server.info)
+        elif match := re.search(r"/images/(.+)/json", self.path):
+            name = unquote(match[1])
+            if name in self.server.images:
+                self._answer(200, {"Id": f"sha256:{name}", "Architecture": "amd64"})
+            else:
+                self._answer(404, {"message": f"No such image: {name}"})
         else:
             self._answer(404, {"message": f"no {self.path}"})
 
@@ -75,6 +83,7 @@ class _Handler(BaseHTTPRequestHandler):
                     self._answer(400, {"message": words})
                     return
         if "/build" in self.path:
+            self.server.images.update(parse_qs(urlsplit(self.path).query).get("t", []))
             self._answer(200, {"stream": "Step 1/1 : FROM scratch\n"})
             return
         self._answer(404, {"message": "No such image: none"})

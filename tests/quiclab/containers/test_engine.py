@@ -2,6 +2,7 @@
 Promises of quiclab/containers/engine.py.
 """
 
+import gc
 import hashlib
 import io
 import json
@@ -193,6 +194,18 @@ def test_capabilities_an_old_engine_does_not_know_are_found_without_making_anyth
         unknown = find_unknown_capabilities(engine, ["BPF", "SYS_ADMIN", "PERFMON"])
         engine.close()
     assert unknown == {"BPF", "PERFMON"}
+
+
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # the SDK's, when refused
+def test_engine_that_goes_away_before_a_run_is_one_line(tmp_path: Path) -> None:
+    """Not a traceback of the SDK."""
+    with serve_engine(tmp_path) as fake:
+        engine = connect_engine(EngineAddress(fake.url, "test", is_chosen=True))
+    (tmp_path / "engine.sock").unlink()
+    with pytest.raises(MachineError, match=r"stopped answering \(No such file"):
+        find_unknown_capabilities(engine, ["BPF"])
+    engine.close()
+    gc.collect()
 
 
 def test_credential_helper_that_is_absent_does_not_matter(

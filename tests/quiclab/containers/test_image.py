@@ -2,6 +2,9 @@
 Promises of quiclab/containers/image.py and of the Dockerfile.
 """
 
+import contextlib
+import fcntl
+import gc
 import io
 import re
 import shutil
@@ -11,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from quiclab.containers.engine import EngineAddress, connect_engine
 from quiclab.containers.image import (
     ROOT,
     Recipe,
@@ -23,7 +27,9 @@ from quiclab.containers.image import (
     render_tag,
 )
 from quiclab.errors import MachineError
+from quiclab.leftovers import state_directory
 from tests.docker_lab import need_engine, need_image
+from tests.quiclab.fake_engine import serve_engine
 
 TEST_LABEL = "quiclab.test-image"
 
@@ -131,6 +137,85 @@ def test_context_is_the_same_bytes_for_the_same_tree_and_carries_the_hosts_certi
         file = archive.extractfile("docker/extra-ca/host.crt")
         assert file is not None
         assert file.read() == b"PEM"
+
+
+def test_lock_of_an_editor_is_no_part_of_the_tree(tree: Path) -> None:
+    """Emacs marks a file that is being edited by a link to nothing."""
+    before = (render_tag(Recipe(root=tree)), pack_context(tree, extra_ca=None))
+    (tree / "server/.#ring.py").symlink_to("somebody@somewhere.1:2")
+    assert (render_tag(Recipe(root=tree)), pack_context(tree, extra_ca=None)) == before
+
+
+def test_tree_that_changes_while_its_build_waits_is_built_under_its_new_name(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the old name would stand for the new content for good."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    recipe = Recipe(base="here:1", root=tree)
+    before = render_tag(recipe)
+    with serve_engine(tmp_path) as fake, (state_directory() / "image.lock").open("w") as lock:
+        fake.images.add("here:1")
+        fcntl.flock(lock, fcntl.LOCK_EX)
+
+        def change_and_let_go(step: str, _fraction: float) -> None:
+            if step.startswith("waiting"):
+                (tree / "server/udp/ring.py").write_text("changed")
+                fcntl.flock(lock, fcntl.LOCK_UN)
+
+        engine = connect_engine(EngineAddress(fake.url, "test", is_chosen=True))
+        built = ensure_image(engine, recipe, on_progress=change_and_let_go, environment={})
+        engine.close()
+    assert built.tag == render_tag(recipe) != before
+    assert fake.images == {"here:1", built.tag}
+
+
+@pytest.mark.parametrize(
+    ("base", "asked"),
+    [
+        ("registry.invalid:5000/debian", "registry.invalid%3A5000%2Fdebian latest"),
+        ("debian", "debian latest"),
+        ("debian:trixie", "debian trixie"),
+        ("own@sha256:" + "0" * 64, "own sha256%3A" + "0" * 64),
+    ],
+)
+def test_base_is_pulled_by_the_name_that_was_given(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, base: str, asked: str
+) -> None:
+    """With a port in it, without a version, by digest: the engine is asked for that one."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    with serve_engine(tmp_path) as fake:
+        engine = connect_engine(EngineAddress(fake.url, "test", is_chosen=True))
+        with contextlib.suppress(MachineError):
+            ensure_image(
+                engine,
+                Recipe(base=base, root=tree),
+                on_progress=stop_before_bootstrap,
+                environment={},
+            )
+        engine.close()
+    (pulled,) = (path for path in fake.requests if "/images/create" in path)
+    repository, tag = asked.split()
+    assert {f"fromImage={repository}", f"tag={tag}"} <= set(pulled.partition("?")[2].split("&"))
+
+
+def stop_before_bootstrap(step: str, _fraction: float) -> None:
+    """
+    Keep a test from making a base.
+    """
+    if step.startswith("no registry"):
+        raise MachineError(step)
+
+
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # the SDK's, when refused
+def test_engine_that_goes_away_before_a_build_is_one_line(tmp_path: Path) -> None:
+    """Not a traceback of the SDK."""
+    with serve_engine(tmp_path) as fake:
+        engine = connect_engine(EngineAddress(fake.url, "test", is_chosen=True))
+    (tmp_path / "engine.sock").unlink()
+    with pytest.raises(MachineError, match="does not say whether it has image a:b: No such file"):
+        find_image(engine, "a:b")
+    engine.close()
+    gc.collect()
 
 
 def test_dockerfile_keeps_to_what_both_builders_know() -> None:
