@@ -50,7 +50,7 @@ def plan_scripts(written: Sequence[str]) -> list[tuple[str, ...]]:
     """
     runs = []
     for piece in _split(written, name="--script"):
-        names = [piece] if Path(piece).is_file() else piece.split("+")
+        names = [piece] if _is_file(piece) else piece.split("+")
         if not all(names):
             raise UsageError(f"--script {piece} has an empty name; write a, a,b or a+b")
         if len(set(names)) < len(names):
@@ -63,10 +63,18 @@ def _split(written: Iterable[str], *, name: str) -> list[str]:
     """Part values at commas, except in the path of a file that exists."""
     pieces = []
     for text in written:
-        pieces += [text] if Path(text).is_file() else text.split(",")
+        pieces += [text] if _is_file(text) else text.split(",")
     if not all(pieces):
         raise UsageError(f"{name} {','.join(written)} has an empty value; write a or a,b")
     return pieces
+
+
+def _is_file(text: str) -> bool:
+    """A list of many values may be longer than any file's name can be."""
+    try:
+        return Path(text).is_file()
+    except OSError:
+        return False
 
 
 def _read_common_fields(words: TraceWords) -> dict[str, Any]:

@@ -121,7 +121,7 @@ def collect_machine(output: Path) -> Machine:
     tracefs = next((str(each) for each in _TRACING_FOLDERS if (each / "events").is_dir()), "")
     program = find_program("bpftrace")
     capabilities = _collect_capabilities()
-    while not output.exists():
+    while not _is_there(output):
         output = output.parent
     return Machine(
         distribution=host.distribution,
@@ -143,6 +143,14 @@ def collect_machine(output: Path) -> Machine:
         engine=_ask_engine(),
         free_bytes=shutil.disk_usage(output).free,
     )
+
+
+def _is_there(path: Path) -> bool:
+    """A path whose name is too long, or that this user may not look at, is not."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
 
 
 def _collect_capabilities() -> frozenset[str]:

@@ -229,14 +229,23 @@ def load_script(asked: str, *, folder: Path = SHIPPED_FOLDER, base: Path | None 
         return _load_file(known[asked], asked=asked, is_shipped=True)
     if "/" not in asked and not asked.endswith(SUFFIX):
         raise UsageError(_render_unknown(asked, list(known)))
-    path = (base or Path.cwd()) / Path(asked).expanduser()
-    if not path.exists():
+    path = _find_path(asked, base or Path.cwd())
+    if path is None:
         shipped = known.get(asked.removesuffix(SUFFIX)) if "/" not in asked else None
         if shipped is None:
             raise UsageError(f'no file "{asked}"; {_render_known(list(known))}')
         return _load_file(shipped, asked=asked, is_shipped=True)
     is_shipped = path.resolve().parent == folder.resolve()
     return _load_file(path, asked=asked, is_shipped=is_shipped)
+
+
+def _find_path(asked: str, base: Path) -> Path | None:
+    """Where a path leads; None when there is nothing, or the name cannot be one."""
+    try:
+        path = base / Path(asked).expanduser()
+        return path if path.exists() else None
+    except (OSError, RuntimeError):  # longer than names may be; `~` of a user not known here
+        return None
 
 
 def parse_script(text: str, *, path: Path, is_shipped: bool = False) -> Script:

@@ -94,6 +94,11 @@ def test_a_path_may_hold_commas_and_plus_signs(tmp_path: Path) -> None:
     assert plan_scripts([str(path)]) == [(str(path),)]
 
 
+def test_a_list_may_be_longer_than_a_file_name() -> None:
+    """Eighty sizes are eighty runs."""
+    assert len(plan_scenarios(TraceWords(buffer=(",".join(["128k"] * 80),)))) == 80
+
+
 @pytest.mark.parametrize(
     ("given", "line"),
     [

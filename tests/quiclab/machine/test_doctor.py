@@ -173,6 +173,11 @@ def test_a_check_can_be_written_as_json() -> None:
 
 
 @pytest.mark.real
+def test_an_output_that_cannot_exist_does_not_keep_doctor_from_answering(tmp_path: Path) -> None:
+    """A name longer than names may be: the folder above it is looked at."""
+    assert collect_machine(tmp_path / ("x" * 300) / "y").free_bytes > 0
+
+
 def test_this_machine_answers(tmp_path: Path) -> None:
     """The questions work on the machine the tests run on, and nothing is changed by them."""
     mounts = Path("/proc/self/mounts").read_text()

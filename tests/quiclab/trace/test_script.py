@@ -107,6 +107,8 @@ def test_an_unknown_name_lists_the_known_and_the_near(tmp_path: Path) -> None:
         ("./large.bt", '"./large.bt" has 1000001 bytes'),
         ("./empty.bt", '"./empty.bt" holds no probe'),
         ("", 'no script ""; there are'),
+        ("x" * 300 + ".bt", "no file"),
+        ("~nobody-of-that-name/a.bt", 'no file "~nobody-of-that-name/a.bt"; there are'),
     ],
 )
 def test_what_is_no_script_is_refused_in_one_line(tmp_path: Path, asked: str, words: str) -> None:
