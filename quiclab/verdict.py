@@ -122,7 +122,7 @@ def _render_trust(evidence: Evidence) -> str:
 
 def _checks(evidence: Evidence, tracer: TracerEvidence) -> Sequence[CheckResult]:
     """Each promise of the script, held against the server's counters."""
-    if tracer.trace is None or evidence.counters is None:
+    if tracer.trace is None or evidence.counters is None or _is_cut_off(evidence, tracer):
         return ()
     return evaluate_checks(tracer.script, tracer.trace, evidence.counters.total)
 
@@ -167,13 +167,20 @@ def _tracer_complains(evidence: Evidence) -> Iterator[str]:
                 yield f"{tracer.script.name}: bpftrace complains: {complaint.text}"
 
 
+def _is_cut_off(evidence: Evidence, tracer: TracerEvidence) -> bool:
+    """Without its final maps a trace proves nothing of what fired, nor that nothing did."""
+    role = evidence.roles.get(tracer.role)
+    is_truncated = tracer.trace is not None and tracer.trace.is_truncated
+    return is_truncated or (role is not None and role.is_killed_by_lab)
+
+
 def _trace_missing(evidence: Evidence) -> Iterator[str]:
     if not evidence.is_load_started:
         return
     for tracer in evidence.tracers:
         if tracer.trace is None:
             yield f"{tracer.script.name}: no trace was left"
-        elif tracer.trace.is_truncated or evidence.roles[tracer.role].is_killed_by_lab:
+        elif _is_cut_off(evidence, tracer):
             yield f"{tracer.script.name}: the trace is cut off, so its final maps are missing"
 
 
@@ -222,7 +229,7 @@ def _due_maps(evidence: Evidence, tracer: TracerEvidence, *, is_due: bool) -> li
 def _no_samples(evidence: Evidence) -> Iterator[str]:
     for tracer in evidence.tracers if evidence.is_load_started else ():
         due = _due_maps(evidence, tracer, is_due=True)
-        if tracer.trace is None or not _is_silent(tracer):
+        if not _is_silent(tracer) or _is_cut_off(evidence, tracer):
             continue
         if due or not tracer.script.maps:
             probes = ", ".join(tracer.script.usdt_names) or "its probes"
@@ -242,7 +249,7 @@ def _is_silent(tracer: TracerEvidence) -> bool:
 
 def _map_is_empty(evidence: Evidence) -> Iterator[str]:
     for tracer in evidence.tracers if evidence.is_load_started else ():
-        if _is_silent(tracer):
+        if _is_silent(tracer) or _is_cut_off(evidence, tracer):
             continue
         for note in _empty_maps(tracer, _due_maps(evidence, tracer, is_due=True)):
             probes = ", ".join(tracer.script.probes_of(note.name))

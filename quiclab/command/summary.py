@@ -56,7 +56,8 @@ def render_result(
         yield Line("load", render_load(scenario, ClientResult.read(result.client)))
     for script in scripts:
         trace = result.traces.get(script.name)
-        if trace is not None:
+        # Before a load nothing could be counted: maps that do not exist say nothing then.
+        if trace is not None and (trace.maps or result.client is not None):
             yield from render_trace(trace, script, direction=scenario.direction)
     yield Line("", "")
     yield from render_grants(result.manifest.granted, is_verbose=is_verbose)
@@ -93,7 +94,7 @@ def render_trace(trace: Trace, script: Script, *, direction: str) -> Iterator[Li
         if snapshot is not None:
             yield from render_map(snapshot, note)
         elif note is not None and note.is_filled_by(direction):
-            yield from _heading(name, note, total="0 events, none of its probes fired")
+            yield from _heading(name, note, total="nothing recorded")
 
 
 def render_map(snapshot: MapSnapshot, note: MapNote | None) -> Iterator[Line]:

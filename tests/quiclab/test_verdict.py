@@ -106,6 +106,14 @@ def test_worst_finding_makes_the_word_and_the_summary() -> None:
     assert ["invalid", "degraded", "note"] == [f.severity for f in verdict.findings]
 
 
+def test_a_cut_off_trace_is_not_said_to_hold_nothing() -> None:
+    """What a killed tracer did not print may well have fired: one reason, and no wrong one."""
+    evidence = make_evidence()
+    without_maps(evidence)
+    evidence.roles["tracer"].is_killed_by_lab = True
+    assert {"trace-missing", "exit-status"} == set(said(evidence))
+
+
 def test_degraded_run_has_its_own_exit_code() -> None:
     """A reservation is exit code 6."""
     evidence = make_evidence()

@@ -18,7 +18,7 @@ from quiclab.command.words import TraceWords
 from quiclab.errors import ExitCode, InterruptedRunError, MachineError, UsageError
 from quiclab.observer import Phase
 from quiclab.runner.fake import FakeRunner
-from quiclab.runner.faults import Faults, Strike
+from quiclab.runner.faults import Death, Faults, Strike
 from quiclab.trace.script import load_script
 
 
@@ -104,6 +104,16 @@ def test_an_interrupted_run_is_shown_as_far_as_it_came() -> None:
     assert any(line.startswith("verdict   invalid") for line in lines)
     assert lines[-1].startswith("artifacts/")
     assert sum(line.startswith("run ") for line in lines) == 1
+
+
+def test_a_run_that_ended_before_its_load_claims_nothing_of_maps() -> None:
+    """A script that bpftrace refuses has one reason, and no map is said to be empty."""
+    out = io.StringIO()
+    words = "own.bt:1:2-3: ERROR: syntax error"
+    faults = Faults(deaths=[Death("tracer", Phase.TRACER, last_words=words)])
+    run_words(TraceWords(), faults=faults, terminal=Terminal(out=out))
+    assert words in out.getvalue()
+    assert "@" not in out.getvalue()
 
 
 def test_quiet_prints_the_verdict_and_the_folder_alone() -> None:

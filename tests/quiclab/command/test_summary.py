@@ -84,7 +84,7 @@ def test_an_empty_map_is_named_where_it_should_have_been_filled() -> None:
     """Nothing recorded is said; a map of the other direction and a kept promise are not."""
     assert [
         text for text in texts(list(render_trace(Trace(), SCRIPT, direction="download"))) if text
-    ] == ["@sizes             bytes of a datagram  0 events, none of its probes fired"]
+    ] == ["@sizes             bytes of a datagram                 nothing recorded"]
     upload = texts(list(render_trace(Trace(), SCRIPT, direction="upload")))
     assert any(text.startswith("@allocs") for text in upload)
 
