@@ -20,6 +20,7 @@ final one, so that the folder of a killed lab says what it is.
 import json
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -177,6 +178,13 @@ def render_folder_name(
     return f"{started_at.astimezone(UTC):%Y%m%dT%H%M%SZ}-{what}-{buffer}-{short_id}"
 
 
+def render_json(value: object) -> str:
+    """
+    JSON that people can read and diff.
+    """
+    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+
+
 class RunFolder:
     """
     One run's folder. Everything it writes belongs to the owner of the output folder.
@@ -195,10 +203,13 @@ class RunFolder:
             UsageError: The output is a file.
             MachineError: It cannot be made.
         """
-        output = Path(os.path.abspath(output.expanduser()))  # noqa: PTH100 - a symlink stays one
-        if output.exists() and not output.is_dir():
-            raise UsageError(f"--output {output} is a file; give a folder")
         try:
+            output = Path(os.path.abspath(output.expanduser()))  # noqa: PTH100 - a symlink stays one
+        except RuntimeError as error:  # `~name` of a user not known here
+            raise UsageError(f"--output {output}: {error}; give a folder's path") from error
+        try:
+            if output.exists() and not output.is_dir():
+                raise UsageError(f"--output {output} is a file; give a folder")
             owner = _find_owner(output)
             for directory in reversed(_missing_parts(output)):
                 directory.mkdir(exist_ok=True)  # another run may make it at the same time
@@ -220,7 +231,8 @@ class RunFolder:
             MachineError: The disk is full or refuses.
         """
         path = self.path / name
-        data = data.encode() if isinstance(data, str) else data
+        # A name that is no UTF-8 (a script's path, a label) is kept as JSON spells it.
+        data = data.encode(errors="backslashreplace") if isinstance(data, str) else data
         try:
             fd, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
             try:
@@ -233,11 +245,17 @@ class RunFolder:
                 Path(temporary).unlink(missing_ok=True)
                 raise
         except OSError as error:
-            raise MachineError(f"cannot write {path}: {error.strerror}") from error
+            raise MachineError(
+                f"cannot write {path}: {error.strerror}; make room there, or give another --output"
+            ) from error
+
+    def remove(self) -> None:
+        """Take the folder away again: the run did not begin."""
+        shutil.rmtree(self.path, ignore_errors=True)
 
     def write_json(self, name: str, value: object) -> None:
         """Write a value as JSON that people can read and diff."""
-        self.write(name, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+        self.write(name, render_json(value))
 
     def write_manifest(self, manifest: Manifest) -> None:
         """Write the manifest, in place of the one before."""

@@ -5,7 +5,7 @@ Writing a run down: from evidence to the files of its folder.
 import hashlib
 import secrets
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -18,8 +18,10 @@ from quiclab.artifacts import (
     RunnerFacts,
     State,
     render_folder_name,
+    render_json,
 )
 from quiclab.clock import Clock
+from quiclab.errors import MachineError
 from quiclab.evidence import Evidence, TracerEvidence
 from quiclab.machine.host import collect_git, collect_host
 from quiclab.observer import Observer, Phase
@@ -90,7 +92,7 @@ class Record:
 
         Raises:
             UsageError: The output is a file.
-            MachineError: The folder cannot be made.
+            MachineError: The folder cannot be made; then there is none.
         """
         scenario = self._evidence.scenario
         name = render_folder_name(
@@ -100,28 +102,54 @@ class Record:
             short_id=self.short_id,
         )
         self._folder = RunFolder.create(output, name)
-        self.folder.write_manifest(self._manifest("running", verdict=None))
+        try:
+            self.folder.write_manifest(self._manifest("running", verdict=None))
+        except MachineError:
+            self.folder.remove()
+            raise
 
     def close(self, state: State, verdict: Verdict) -> Manifest:
         """
         Write everything that was measured, the final manifest last.
+
+        Raises:
+            MachineError: Something could not be written. Everything else was, and the
+                manifest, where there is room for it, says "failed" and why.
         """
-        self._write_traces()
+        error = self._write_all()
+        self._end_phase()
+        if error is not None:
+            state = "failed" if state == "done" else state
+            self._evidence.failure = self._evidence.failure or str(error)
+        manifest = self._manifest(state, verdict=verdict)
+        self.folder.write_manifest(manifest)
+        if error is not None:
+            raise error
+        if not self.folder.point_latest():
+            self.note("note", f"{self.folder.path.parent}/latest is not ours and was left alone")
+        return manifest
+
+    def _write_all(self) -> MachineError | None:
+        """Write each file that there is; the first that could not be written is the answer."""
+        first: MachineError | None = None
+        for name, data in self._files():
+            try:
+                self.folder.write(name, data)
+            except MachineError as error:
+                first = first or error
+        return first
+
+    def _files(self) -> Iterator[tuple[str, bytes | str]]:
+        yield from self._trace_files()
         for name, answer in (
             ("server.json", self._evidence.counters),
             ("client.json", self._evidence.client_result),
         ):
             if answer is not None:
-                self.folder.write_json(name, answer.model_dump(mode="json", exclude_unset=True))
+                yield name, render_json(answer.model_dump(mode="json", exclude_unset=True))
         for role, facts in self._evidence.roles.items():
-            self.folder.write(f"logs/{role}.stdout", facts.stdout)
-            self.folder.write(f"logs/{role}.stderr", facts.stderr)
-        self._end_phase()
-        manifest = self._manifest(state, verdict=verdict)
-        self.folder.write_manifest(manifest)
-        if not self.folder.point_latest():
-            self.note("note", f"{self.folder.path.parent}/latest is not ours and was left alone")
-        return manifest
+            yield f"logs/{role}.stdout", facts.stdout
+            yield f"logs/{role}.stderr", facts.stderr
 
     def _end_phase(self) -> None:
         if self._phase is not None:
@@ -129,19 +157,19 @@ class Record:
             self.durations_s[self._phase.value] = round(took_s, 4)
             self._phase = None
 
-    def _write_traces(self) -> None:
+    def _trace_files(self) -> Iterator[tuple[str, bytes | str]]:
         tracers = self._evidence.tracers
         for tracer in tracers:
             if tracer.raw_trace is not None:
                 is_alone = len(tracers) == 1
                 name = "trace.jsonl" if is_alone else f"trace-{tracer.script.name}.jsonl"
-                self.folder.write(name, tracer.raw_trace)
+                yield name, tracer.raw_trace
             if not tracer.script.is_shipped:
-                self.folder.write(f"{tracer.script.name}.bt", tracer.script.text)
+                yield f"{tracer.script.name}.bt", tracer.script.text
         parsed = [tracer for tracer in tracers if tracer.trace is not None]
         if parsed:
-            self.folder.write_json("histograms.json", _parsed_maps(parsed))
-            self.folder.write("trace.txt", _maps_as_text(parsed))
+            yield "histograms.json", render_json(_parsed_maps(parsed))
+            yield "trace.txt", _maps_as_text(parsed)
 
     def _manifest(self, state: State, *, verdict: Verdict | None) -> Manifest:
         evidence = self._evidence

@@ -159,6 +159,25 @@ def test_output_that_is_a_file_is_a_usage_error(tmp_path: Path) -> None:
         RunFolder.create(tmp_path / "file", "one")
 
 
+def test_output_of_an_unknown_user_is_a_usage_error() -> None:
+    """`~name` of nobody is told in one line."""
+    with pytest.raises(UsageError, match="--output ~nobody-of-that-name: "):
+        RunFolder.create(Path("~nobody-of-that-name"), "one")
+
+
+def test_output_with_too_long_a_name_is_one_line(tmp_path: Path) -> None:
+    """The system's reason is shown."""
+    with pytest.raises(MachineError, match="File name too long"):
+        RunFolder.create(tmp_path / ("x" * 300), "one")
+
+
+def test_manifest_keeps_names_that_are_no_utf_8(tmp_path: Path) -> None:
+    """A label or a path with a stray byte is written, and reads back as it was."""
+    folder = RunFolder.create(tmp_path, "one")
+    folder.write_manifest(make_manifest(label="a\udcff\n\x1b"))
+    assert "a\udcff\n\x1b" == load_manifest(folder.path).label
+
+
 def test_output_below_a_file_is_one_line(tmp_path: Path) -> None:
     """A folder that cannot be made is told with the system's reason."""
     (tmp_path / "file").touch()

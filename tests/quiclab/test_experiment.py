@@ -4,6 +4,7 @@ The main path on the fake runner: what a run does, and what it leaves, whatever 
 
 import json
 import os
+import resource
 import signal
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,14 +14,12 @@ import pytest
 
 from quiclab import experiment, leftovers
 from quiclab.artifacts import load_manifest
-from quiclab.errors import (
-    ExitCode,
-    InterruptedRunError,
-    MachineError,
-    UsageError,
-)
+from quiclab.clock import SystemClock
+from quiclab.errors import ExitCode, InterruptedRunError, MachineError, UsageError
+from quiclab.evidence import Evidence
 from quiclab.experiment import RunInterruptedError, RunResult
-from quiclab.observer import Phase
+from quiclab.observer import Phase, SilentObserver
+from quiclab.record import Record
 from quiclab.runner.fake import FakeRunner
 from quiclab.runner.faults import Death, Faults, Strike
 from quiclab.scenario import Scenario
@@ -337,6 +336,48 @@ def test_faults_reach_the_verdict(tmp_path: Path, faults: Faults, word: str, rul
     assert rule in rules(result)
     assert {"invalid": 5, "degraded": 6}[word] == result.exit_code
     assert_nothing_is_left(runner)
+
+
+def test_a_file_that_cannot_be_written_costs_that_file_alone(tmp_path: Path) -> None:
+    """What else was measured is kept, and the manifest says that the run failed, and why."""
+    output = tmp_path / "out"
+
+    class Obstacle(Listener):
+        """Puts a folder where a file belongs."""
+
+        def phase_started(self, phase: Phase) -> None:
+            """Do so when writing begins."""
+            super().phase_started(phase)
+            if phase is Phase.WRITE:
+                (folder,) = output.iterdir()
+                (folder / "trace.jsonl").mkdir()
+
+    runner = FakeRunner()
+    with pytest.raises(MachineError, match=r"cannot write .*trace\.jsonl: .*--output"):
+        run(runner, output, observer=Obstacle())
+    (folder,) = output.iterdir()
+    assert {"histograms.json", "server.json", "client.json", "trace.txt"} <= files(folder)
+    manifest = load_manifest(folder)
+    assert manifest.state == "failed"
+    assert "cannot write" in manifest.reason
+    assert_nothing_is_left(runner)
+
+
+def test_a_folder_that_takes_no_manifest_is_taken_away(tmp_path: Path) -> None:
+    """A full disk before the run leaves no empty folder behind."""
+    record = Record(
+        Evidence(scenario=make_scenario(), tracers=[]),
+        observer=SilentObserver(),
+        clock=SystemClock(),
+    )
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with pytest.raises(MachineError, match="cannot write"):
+            record.open(tmp_path / "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list((tmp_path / "out").iterdir()) == []
 
 
 def test_machine_that_cannot_is_refused_before_anything_exists(tmp_path: Path) -> None:
