@@ -1,5 +1,5 @@
 """
-INT and TERM during a run: heard at once, acted on at safe points only.
+INT, TERM and HUP during a run: heard at once, acted on at safe points only.
 
 A run makes things (containers, processes, files) and waits for things. Made
 things must be known before they can be removed again, so a signal never breaks
@@ -17,12 +17,12 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Self
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interruption(BaseException):
     """
-    INT or TERM asked the run to end.
+    INT, TERM or HUP asked the run to end.
 
     Not an `Exception`, like `KeyboardInterrupt` and for its reason: no library
     between the wait and the main path may mistake it for a failure of its own.
@@ -35,9 +35,10 @@ class Interruption(BaseException):
 
 class Interrupts:
     """
-    Owns INT and TERM while its `with` block runs; gives them back afterwards.
+    Owns INT, TERM and HUP while its `with` block runs; gives them back afterwards.
 
-    Outside the main thread Python cannot hear signals; then nothing is owned.
+    A HUP that is ignored (`nohup`) stays so. Outside the main thread Python cannot hear
+    signals; then nothing is owned.
     """
 
     def __init__(self) -> None:
@@ -49,6 +50,8 @@ class Interrupts:
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             for number in _SIGNALS:
+                if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                    continue
                 self._previous[number] = signal.signal(number, self._hear)
         return self
 

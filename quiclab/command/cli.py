@@ -101,7 +101,8 @@ def answered_errors(name: str) -> Iterator[None]:
     Say a `LabError` as one line after the task's name, then exit with its code.
 
     TERM and HUP end the block in order too: a task that sets something up has
-    `finally` clauses worth running. A run that traces owns its signals itself.
+    `finally` clauses worth running. A HUP that is ignored (`nohup`) stays so. A run that
+    traces owns its signals itself.
 
     Raises:
         Exit: Instead of the error; carries the exit code.
@@ -112,7 +113,10 @@ def answered_errors(name: str) -> Iterator[None]:
         say_error(f"{name}: ended by {signal.Signals(number).name}")
         raise SystemExit(int(ExitCode.TERMINATED))
 
-    previous = {each: signal.signal(each, end) for each in (signal.SIGTERM, signal.SIGHUP)}
+    heard = [signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        heard.append(signal.SIGHUP)
+    previous = {each: signal.signal(each, end) for each in heard}
     try:
         yield
     except KeyboardInterrupt:

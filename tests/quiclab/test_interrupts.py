@@ -53,6 +53,22 @@ def test_handlers_are_given_back() -> None:
     assert before == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
 
 
+def test_closed_terminal_ends_a_run_in_order_unless_that_is_ignored() -> None:
+    """HUP is heard like TERM; under `nohup` it means nothing before, during and after."""
+    before = signal.getsignal(signal.SIGHUP)
+    try:
+        with Interrupts() as interrupts:
+            signal.raise_signal(signal.SIGHUP)
+            assert "SIGHUP" == interrupts.signal_name
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        with Interrupts() as interrupts:
+            signal.raise_signal(signal.SIGHUP)
+            assert interrupts.signal_name is None
+        assert signal.SIG_IGN == signal.getsignal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_interruption_is_not_taken_for_an_error() -> None:
     """A library's `except Exception` between the wait and the main path does not swallow it."""
     assert not issubclass(Interruption, Exception)

@@ -2,6 +2,7 @@
 Wrong words are one line with exit code 2, right ones reach their task as written.
 """
 
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass, fields
@@ -14,7 +15,7 @@ from invoke.context import Context
 from invoke.exceptions import Exit
 
 import tasks
-from quiclab.command.cli import lab_task, main
+from quiclab.command.cli import answered_errors, lab_task, main
 from quiclab.command.words import TraceWords, option
 from quiclab.errors import ExitCode, MachineError
 
@@ -212,3 +213,14 @@ def test_plain_invoke_gives_an_exit_code_too() -> None:
     with pytest.raises(Exit) as caught:
         module.parcel(Context(), place="far")
     assert caught.value.code == ExitCode.DEGRADED
+
+
+def test_task_under_nohup_outlives_its_terminal() -> None:
+    """A HUP that the caller ignores stays ignored; else closing the terminal would end the task."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with answered_errors("trace"):
+            signal.raise_signal(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
