@@ -115,6 +115,13 @@ def test_engine_behind_a_missing_socket_is_one_line_with_the_address() -> None:
     )
 
 
+def test_engine_behind_ssh_is_told_how_to_be_reached() -> None:
+    """A context of that kind is common; the SDK alone has no words for what it lacks."""
+    address = EngineAddress("ssh://me@box", 'context "box"', is_chosen=True)
+    with pytest.raises(MachineError, match=r"forward its socket \(ssh .* me@box\) and set DOCKER"):
+        connect_engine(address)
+
+
 def test_engine_that_takes_the_call_and_says_nothing_is_given_up(tmp_path: Path) -> None:
     """A hanging engine is one line too, after a time that is bounded."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as silent:
