@@ -358,10 +358,12 @@ def test_header_folder_that_the_host_lacks_is_left_out_and_not_made(tmp_path: Pa
 
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # the SDK's, when refused
 def test_engine_that_goes_away_is_an_error_of_the_run_and_the_next_one_cleans_up(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No traceback of the SDK: a line that says what could not be done, also when leaving."""
     engine = need_engine()
+    need_image()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     need(engine.address.url.startswith("unix://"), "an engine behind a Unix socket")
     run_id = make_run_id()
 
