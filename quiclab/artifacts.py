@@ -206,7 +206,9 @@ class RunFolder:
         try:
             output = Path(os.path.abspath(output.expanduser()))  # noqa: PTH100 - a symlink stays one
         except RuntimeError as error:  # `~name` of a user not known here
-            raise UsageError(f"--output {output}: {error}; give a folder's path") from error
+            raise UsageError(
+                f"--output {output} names no user known here; give a folder's path"
+            ) from error
         try:
             if output.exists() and not output.is_dir():
                 raise UsageError(f"--output {output} is a file; give a folder")

@@ -18,6 +18,11 @@ SMALLEST_DATAGRAM_BYTES = 1200  # RFC 9000, Section 14
 # transfer hangs without an error (measured with aioquic 1.7.2).
 LARGEST_DATAGRAM_BYTES = 16_383
 LARGEST_SEGMENT_COUNT = 64  # the original's limit; the kernel's own is 128 (UDP_MAX_SEGMENTS)
+# What server and client take (their settings); a test holds these against them.
+LARGEST_BUFFER_BYTES = 1024**3
+LARGEST_WORKER_COUNT = 256
+OPEN_STREAM_LIMIT = 100
+"""Streams that a connection may have open at once; endless ones are all open."""
 
 Direction = Literal["download", "upload", "both"]
 RunnerName = Literal["auto", "docker", "local"]
@@ -34,9 +39,13 @@ class Scenario(BaseModel):
 
     scripts: tuple[str, ...] = Field(alias="script", min_length=1)
     """Shipped names or paths; more than one are traced in the same run, a tracer each."""
-    tx_buffer_bytes: int = Field(default=128_000, alias="buffer", gt=0)
-    rx_buffer_bytes: int = Field(default=8 * 1024 * 1024, alias="rx-buffer", gt=0)
-    socket_buffer_bytes: int | None = Field(default=None, alias="socket-buffer", gt=0)
+    tx_buffer_bytes: int = Field(default=128_000, alias="buffer", gt=0, le=LARGEST_BUFFER_BYTES)
+    rx_buffer_bytes: int = Field(
+        default=8 * 1024 * 1024, alias="rx-buffer", gt=0, le=LARGEST_BUFFER_BYTES
+    )
+    socket_buffer_bytes: int | None = Field(
+        default=None, alias="socket-buffer", gt=0, le=LARGEST_BUFFER_BYTES
+    )
     max_mtu_bytes: int = Field(default=9000, alias="max-mtu", ge=1228)
     asked_datagram_bytes: int | None = Field(default=None, alias="datagram")
     max_segments: int = Field(default=10, alias="max-segments", ge=1, le=LARGEST_SEGMENT_COUNT)
@@ -47,7 +56,7 @@ class Scenario(BaseModel):
     total_bytes: int | None = Field(default=None, alias="bytes", gt=0)
     connection_count: int = Field(default=1, alias="connections", ge=1)
     stream_count: int = Field(default=1, alias="streams", ge=1)
-    worker_count: int = Field(default=1, alias="workers", ge=1)
+    worker_count: int = Field(default=1, alias="workers", ge=1, le=LARGEST_WORKER_COUNT)
     is_content_verified: bool = Field(default=False, alias="verify-content")
     runner: RunnerName = "auto"
     label: str = ""
@@ -80,5 +89,15 @@ class Scenario(BaseModel):
                 f"--datagram {self.datagram_bytes} does not fit; write "
                 f"{SMALLEST_DATAGRAM_BYTES} (RFC 9000, Section 14) to {carried_bytes} "
                 f"(--max-mtu {self.max_mtu_bytes} less {IPV4_OVERHEAD_BYTES} bytes of headers)"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_streams_may_be_open(self) -> Self:
+        most = OPEN_STREAM_LIMIT // (2 if self.direction == "both" else 1)
+        if self.total_bytes is None and self.stream_count > most:
+            raise UsageError(
+                f"--streams {self.stream_count} without an end cannot all be open at once; "
+                f"write at most {most}, or --bytes"
             )
         return self

@@ -23,7 +23,7 @@ def scripts(words: ScriptsWords) -> ExitCode:
     """
     for script in find_scripts():
         if words.json:
-            print(json.dumps(script_to_json(script), ensure_ascii=False))
+            print(json.dumps(script_to_json(script)))
         else:
             print("\n".join(render_script(script)), end="\n\n")
     return ExitCode.OK

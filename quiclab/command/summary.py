@@ -171,9 +171,12 @@ def render_limit(client: Mapping[str, Any] | None, counters: Mapping[str, Any] |
         return ""
     shares = " + ".join(f"{share:.2f}" for share in workers)
     cores = f"server {shares} of {render_count(len(workers), 'core')}, client {own:.2f} of 1 core"
+    is_server_busy = max(workers) >= _BUSY_SHARE
+    if client.get("is_bottleneck") and is_server_busy:
+        return f"the CPU of both ends ({cores})"
     if client.get("is_bottleneck"):
         return f"the client: {client.get('bottleneck_note') or 'its CPU'} ({cores})"
-    if max(workers) >= _BUSY_SHARE:
+    if is_server_busy:
         return f"the server's CPU ({cores})"
     return f"neither end's CPU ({cores})"
 
@@ -195,7 +198,7 @@ def render_verdict(verdict: Verdict) -> Iterator[Line]:
 
 def render_json(result: "RunResult") -> str:
     """
-    One run as one line of JSON, for programs.
+    One run as one line of JSON, for programs; ASCII alone, which every locale carries.
     """
     return json.dumps(
         {
@@ -204,8 +207,7 @@ def render_json(result: "RunResult") -> str:
             "manifest": result.manifest.model_dump(mode="json", by_alias=True),
             "client": result.client,
             "counters": result.counters,
-        },
-        ensure_ascii=False,
+        }
     )
 
 

@@ -161,7 +161,7 @@ def test_output_that_is_a_file_is_a_usage_error(tmp_path: Path) -> None:
 
 def test_output_of_an_unknown_user_is_a_usage_error() -> None:
     """`~name` of nobody is told in one line."""
-    with pytest.raises(UsageError, match="--output ~nobody-of-that-name: "):
+    with pytest.raises(UsageError, match="--output ~nobody-of-that-name names no user"):
         RunFolder.create(Path("~nobody-of-that-name"), "one")
 
 

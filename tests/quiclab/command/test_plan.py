@@ -7,10 +7,17 @@ from typing import Any
 
 import pytest
 
+from client import session
 from quiclab.command.plan import plan_scenarios, plan_scripts
 from quiclab.command.words import TraceWords
 from quiclab.errors import UsageError
-from quiclab.scenario import Scenario
+from quiclab.scenario import (
+    LARGEST_BUFFER_BYTES,
+    LARGEST_WORKER_COUNT,
+    OPEN_STREAM_LIMIT,
+    Scenario,
+)
+from server.settings import parse_settings
 
 
 def test_no_words_are_the_defaults() -> None:
@@ -125,6 +132,14 @@ def test_a_list_may_be_longer_than_a_file_name() -> None:
         ({"workers": "0"}, "--workers 0 is out of range; write 1 or more"),
         ({"connections": "1.5"}, "--connections 1.5 is not a whole number; write 1 or more"),
         (
+            {"buffer": ("2G",)},
+            "--buffer 2000000000 must be less than or equal to 1073741824",
+        ),
+        (
+            {"streams": "51", "direction": "both"},
+            "--streams 51 without an end cannot all be open at once; write at most 50, or --bytes",
+        ),
+        (
             {"max_mtu": "64k"},
             "--max-mtu 64000 is more than aioquic can carry; give at most 16411",
         ),
@@ -139,7 +154,16 @@ def test_a_value_that_makes_no_sense_is_one_line(given: dict[str, Any], line: st
 
 
 @pytest.mark.parametrize(
-    "given", [{"max_mtu": "1000"}, {"max_segments": "65"}, {"datagram": "100"}], ids=str
+    "given",
+    [
+        {"max_mtu": "1000"},
+        {"max_segments": "65"},
+        {"datagram": "100"},
+        {"workers": "257"},
+        {"rx_buffer": "2000000000"},
+        {"socket_buffer": "2000000000"},
+    ],
+    ids=str,
 )
 def test_a_value_out_of_its_range_names_its_option(given: dict[str, Any]) -> None:
     """Limits that the scenario keeps come out as one line with the option's name."""
@@ -148,3 +172,24 @@ def test_a_value_out_of_its_range_names_its_option(given: dict[str, Any]) -> Non
     (name,) = given
     assert str(caught.value).startswith(f"--{name.replace('_', '-')} {given[name]} ")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("option", "most"),
+    [
+        ("workers", LARGEST_WORKER_COUNT),
+        ("queue-send-buffer-size", LARGEST_BUFFER_BYTES),
+        ("queue-recv-buffer-size", LARGEST_BUFFER_BYTES),
+        ("socket-send-buffer", LARGEST_BUFFER_BYTES),
+    ],
+)
+def test_limits_are_the_servers_own(option: str, most: int) -> None:
+    """What the server would refuse is refused before anything is started, and nothing else."""
+    parse_settings([f"--{option}", str(most)])
+    with pytest.raises(SystemExit):
+        parse_settings([f"--{option}", str(most + 1)])
+
+
+def test_open_streams_are_limited_as_the_client_does() -> None:
+    """The same number, so that no run is begun which its client refuses."""
+    assert session.OPEN_STREAM_LIMIT == OPEN_STREAM_LIMIT

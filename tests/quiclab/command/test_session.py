@@ -146,6 +146,15 @@ def test_json_is_one_object_a_run() -> None:
     assert "verdict   ok" in err.getvalue()
 
 
+def test_json_keeps_every_letter_in_any_locale() -> None:
+    """A label of other letters, or of a stray byte, reads back as it was given."""
+    out = io.StringIO()
+    label = "é “x” \udcff"
+    run_words(TraceWords(label=label), terminal=Terminal(is_json=True, out=out, err=io.StringIO()))
+    assert out.getvalue().isascii()
+    assert json.loads(out.getvalue())["manifest"]["label"] == label
+
+
 @pytest.mark.parametrize(
     ("words", "detail"),
     [

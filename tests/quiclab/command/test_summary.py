@@ -143,8 +143,13 @@ def test_what_fell_short_comes_with_its_reason_and_its_fix() -> None:
             {"cpu_user_s": 4.9, "is_bottleneck": True, "bottleneck_note": "its core is full"},
             "the client: its core is full (server 0.40 of 1 core, client 0.98 of 1 core)",
         ),
+        (
+            4.9,
+            {"cpu_user_s": 4.8, "is_bottleneck": True, "bottleneck_note": "its core is full"},
+            "the CPU of both ends (server 0.98 of 1 core, client 0.96 of 1 core)",
+        ),
     ],
-    ids=["server", "neither", "client"],
+    ids=["server", "neither", "client", "both"],
 )
 def test_the_limit_is_named_by_cpu_time(
     server_s: float, client: dict[str, object], words: str
