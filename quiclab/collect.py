@@ -26,6 +26,8 @@ CLIENT_END_S: Final = 3.0
 TRACER_END_S: Final = 15.0
 SERVER_END_S: Final = 5.0
 KILLED_END_S: Final = 3.0
+# A container's first process gets no INT before it has said that it listens for one.
+UNREADY_END_S: Final = 1.0
 SETTLE_POLL_S: Final = 0.1
 EARLY_SETTLE_S: Final = 2.0
 
@@ -34,7 +36,8 @@ def collect(place: Place, evidence: Evidence, clock: Clock) -> None:
     """
     End what still runs and fetch what there is.
     """
-    end_role(place, evidence, CLIENT, within_s=CLIENT_END_S)
+    is_ready = evidence.client is not None
+    end_role(place, evidence, CLIENT, within_s=CLIENT_END_S if is_ready else UNREADY_END_S)
     is_settled = evidence.counters is not None and evidence.counters.is_settled
     if evidence.is_load_started and not is_settled:
         with attempt(evidence, "the server's counters"):
@@ -43,7 +46,8 @@ def collect(place: Place, evidence: Evidence, clock: Clock) -> None:
         with attempt(evidence, "socket drops"):
             evidence.socket_drops = place.socket_drops()
     end_tracers(place, evidence)
-    end_role(place, evidence, SERVER, within_s=SERVER_END_S)
+    is_ready = evidence.server is not None
+    end_role(place, evidence, SERVER, within_s=SERVER_END_S if is_ready else UNREADY_END_S)
     _fetch_results(place, evidence)
     for role, facts in evidence.roles.items():
         if facts.is_started:
@@ -87,7 +91,8 @@ def end_tracers(place: Place, evidence: Evidence) -> None:
         with attempt(evidence, f"an orderly end of {tracer.role}"):
             place.interrupt(tracer.role)
     for tracer in started:
-        end_role(place, evidence, tracer.role, within_s=TRACER_END_S, is_asked=True)
+        within_s = UNREADY_END_S if tracer.announced_probe_count is None else TRACER_END_S
+        end_role(place, evidence, tracer.role, within_s=within_s, is_asked=True)
         with attempt(evidence, f"the trace of {tracer.script.name}"):
             tracer.raw_trace = place.read(tracer.role, TRACE)
             tracer.trace = parse_trace(tracer.raw_trace.decode(errors="replace"))

@@ -458,6 +458,17 @@ def test_signal_before_the_folder_exists_leaves_none(
     assert (code, False) == (caught.value.exit_code, (tmp_path / "out").exists())
 
 
+@pytest.mark.parametrize("phase", [Phase.SERVER, Phase.CLIENT, Phase.TRACER])
+def test_role_that_was_not_ready_yet_is_not_waited_for(tmp_path: Path, phase: Phase) -> None:
+    """INT before a container's first process listens for it is lost, and there is nothing to save."""
+    role = {Phase.SERVER: "server", Phase.CLIENT: "client", Phase.TRACER: "tracer"}[phase]
+    runner = FakeRunner(Faults(strikes=[Strike(signal.SIGINT, phase)], never_ending=[role]))
+    with pytest.raises(RunInterruptedError) as caught:
+        run(runner, tmp_path)
+    assert caught.value.result.manifest.durations_s["collect"] < 2.0
+    assert_nothing_is_left(runner)
+
+
 def test_signal_under_load_still_collects_the_final_maps(tmp_path: Path) -> None:
     """Ctrl-C in the middle of a load keeps what was traced until then."""
     runner = FakeRunner(Faults(strikes=[Strike(signal.SIGINT, Phase.LOAD)]))
