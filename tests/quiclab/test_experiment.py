@@ -460,7 +460,7 @@ def test_signal_before_the_folder_exists_leaves_none(
 
 @pytest.mark.parametrize("phase", [Phase.SERVER, Phase.CLIENT, Phase.TRACER])
 def test_role_that_was_not_ready_yet_is_not_waited_for(tmp_path: Path, phase: Phase) -> None:
-    """INT before a container's first process listens for it is lost, and there is nothing to save."""
+    """INT is lost on a first process that does not listen for it yet; nothing needs saving."""
     role = {Phase.SERVER: "server", Phase.CLIENT: "client", Phase.TRACER: "tracer"}[phase]
     runner = FakeRunner(Faults(strikes=[Strike(signal.SIGINT, phase)], never_ending=[role]))
     with pytest.raises(RunInterruptedError) as caught:
