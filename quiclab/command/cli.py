@@ -8,6 +8,7 @@ them. The tasks stay plain invoke tasks: `invoke trace ...` runs the same ones.
 """
 
 import difflib
+import errno
 import functools
 import inspect
 import io
@@ -328,9 +329,7 @@ def main(tasks: ModuleType, argv: Sequence[str] | None = None) -> NoReturn:
     Raises:
         SystemExit: Always; carries the exit code.
     """
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a narrow locale costs a sign, not a run
+    _prepare_streams()
     program = LabProgram(
         name="quiclab",
         binary="./invoke",
@@ -339,6 +338,7 @@ def main(tasks: ModuleType, argv: Sequence[str] | None = None) -> NoReturn:
     )
     code = int(ExitCode.OK)
     try:
+        _check_directory()
         program.run(list(argv) if argv is not None else None)
     except UsageError as error:
         say_error(str(error))
@@ -346,4 +346,26 @@ def main(tasks: ModuleType, argv: Sequence[str] | None = None) -> NoReturn:
     except BrokenPipeError:
         # `./invoke scripts | head -1`: the reader left, which is no fault of ours.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        say_error(f"invoke: cannot write {error.filename or 'to stdout'}: {error.strerror}")
+        code = int(ExitCode.MACHINE_CANNOT)
     raise SystemExit(code)
+
+
+def _prepare_streams() -> None:
+    """A narrow locale costs a sign, not a run; a closed stream (`>&-`) costs what goes there."""
+    sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115  (for the process's life)
+    sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def _check_directory() -> None:
+    try:
+        Path.cwd()
+    except FileNotFoundError as error:
+        raise UsageError("invoke: the current directory is gone; cd to one that exists") from error

@@ -182,11 +182,15 @@ class Terminal:
 
     @staticmethod
     def _print(stream: TextIO, *lines: str) -> None:
-        """A reader who left (`| head -3`) does not end the run that is being told."""
+        """
+        Neither a reader who left (`| head -3`) nor a full disk ends the run that is told.
+        """
         try:
             print(*lines, sep="\n", file=stream, flush=True)
-        except BrokenPipeError:
+        except OSError as error:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            if not isinstance(error, BrokenPipeError) and stream is not sys.stderr:
+                print(f"note      what is printed here is lost: {error.strerror}", file=sys.stderr)
 
     def _render(self, line: Line) -> str:
         if line.is_preformatted:

@@ -43,6 +43,40 @@ def test_a_dead_engine_that_is_named_is_one_line(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("before", "behind", "status", "said"),
+    [
+        ("", "scripts >/dev/full", 4, "invoke: cannot write to stdout: No space left on device\n"),
+        ("", "trace --plan --runner local >/dev/full", 0, "note      what is printed here is lost"),
+        ("", "trace --plan --runner local >&-", 0, ""),
+        ("", "trace --plan --runner local 2>&-", 0, ""),
+        (
+            "mkdir gone && cd gone && rmdir ../gone;",
+            "trace --plan --runner local",
+            2,
+            "invoke: the current directory is gone; cd to one that exists\n",
+        ),
+    ],
+    ids=["full", "full-trace", "no-stdout", "no-stderr", "no-directory"],
+)
+def test_a_shell_that_gives_little_gets_one_line(
+    tmp_path: Path, before: str, behind: str, status: int, said: str
+) -> None:
+    """A full disk, a closed stream or a removed directory is no traceback."""
+    command = f'{before} exec "$0" "$1" {behind}'
+    done = subprocess.run(
+        ["sh", "-c", command, sys.executable, str(TASKS)],
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=TIME_LIMIT_S,
+        check=False,
+    )
+    assert (done.returncode, done.stderr[: len(said)]) == (status, said), done.stderr
+    assert len(done.stderr.splitlines()) <= 1
+
+
 @pytest.mark.real
 @pytest.mark.slow
 def test_a_local_trace_fills_a_folder_below_the_callers_directory(tmp_path: Path) -> None:
