@@ -4,6 +4,7 @@ A load that was started: its connections, its deadlines and its end.
 
 import platform
 import resource
+from collections import deque
 from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any, Final
@@ -24,6 +25,10 @@ from server.loop import Loop
 CLOSE_S: Final = 1.0
 # A signal that comes just before the loop begins to wait is noticed when that ends.
 LONGEST_WAIT_S: Final = 0.25
+# Handshakes under way at once. A first datagram is as long as --datagram, and a server's
+# receive buffer of the usual 212,992 bytes holds some ten of 8,972: of 500 at once most
+# were lost, and then lost again together, until nothing had moved for 10 s.
+HANDSHAKE_LIMIT: Final = 8
 # The load's own error code when it gives up; 0 is a load that came to its end.
 GIVEN_UP_CODE: Final = 1
 
@@ -54,6 +59,7 @@ class Run:
         self._endpoints = endpoints
         self._began_s = loop.now_s()
         self._cpu = _cpu_times()
+        self._stall_s = limits.stall_s
         self._watch = StallWatch(began_s=self._began_s, limit_s=limits.stall_s)
         self._stop_at_s: float | None = None
         self._is_stopped = False
@@ -68,8 +74,45 @@ class Run:
         )
         self._limit_s = time_limit_s(self._plans, duration_s=settings.duration_s, limits=limits)
         self._sessions: list[Session] = []
-        for endpoint in endpoints:
-            endpoint.connect(server_address(settings), configuration, self._make_session)
+        self._configuration = configuration
+        self._unopened = deque(endpoints)
+        # Streams of those that are ready would crowd out the handshakes of the others.
+        self._is_held = len(endpoints) > HANDSHAKE_LIMIT
+        self._open_more()
+
+    def _open_more(self) -> None:
+        """
+        Connect those whose turn it is.
+        """
+        if not self._unopened:
+            return
+        room_count = HANDSHAKE_LIMIT - len(self._find_waiting())
+        while room_count > 0 and self._unopened:
+            endpoint = self._unopened.popleft()
+            endpoint.connect(
+                server_address(self._settings), self._configuration, self._make_session
+            )
+            room_count -= 1
+
+    def _release_all(self, now_s: float) -> None:
+        """
+        Begin the streams of all connections when the last handshake has ended.
+        """
+        if self._is_held and not self._unopened and not self._find_waiting():
+            self._is_held = False
+            for session, endpoint in zip(self._sessions, self._endpoints, strict=True):
+                session.release(now_s)
+                endpoint.touch(session.connection)
+
+    def _find_waiting(self) -> list[Session]:
+        """
+        Connections whose handshake is under way.
+        """
+        return [
+            session
+            for session in self._sessions
+            if session.handshake_s is None and not session.is_closing
+        ]
 
     def _make_session(self, connection: QuicConnection) -> Session:
         index = len(self._sessions)
@@ -78,7 +121,8 @@ class Run:
             index=index,
             plans=self._plans[index],
             is_content_verified=self._settings.is_content_verified,
-            began_s=self._began_s,
+            began_s=self._loop.now_s(),
+            is_held=self._is_held,
         )
         self._sessions.append(session)
         return session
@@ -91,10 +135,12 @@ class Run:
         wait_s = min(LONGEST_WAIT_S, self._next_deadline_s() - now_s)
         self._loop.turn(most_wait_s=max(0.0, wait_s))
         now_s = self._loop.now_s()
-        for session, endpoint in zip(self._sessions, self._endpoints, strict=True):
+        for session, endpoint in zip(self._sessions, self._endpoints, strict=False):
             if session.observe(now_s):
                 endpoint.touch(session.connection)
-        if all(session.is_over for session in self._sessions):
+        self._open_more()
+        self._release_all(now_s)
+        if not self._unopened and all(session.is_over for session in self._sessions):
             return False
         self._close_complete()
         self._keep_time(now_s)
@@ -108,8 +154,10 @@ class Run:
         be full and drop the one datagram that tells of a close, and the server would then
         wait for its idle timeout.
         """
+        if self._unopened:
+            return
         if all(session.is_complete or session.is_closing for session in self._sessions):
-            for session, endpoint in zip(self._sessions, self._endpoints, strict=True):
+            for session, endpoint in zip(self._sessions, self._endpoints, strict=False):
                 if not session.is_closing:
                     session.end("load complete")
                     endpoint.touch(session.connection)
@@ -122,7 +170,8 @@ class Run:
             return
         self._reason = reason
         self._given_up_s = self._loop.now_s()
-        for session, endpoint in zip(self._sessions, self._endpoints, strict=True):
+        self._unopened.clear()
+        for session, endpoint in zip(self._sessions, self._endpoints, strict=False):
             session.end(reason, error_code=GIVEN_UP_CODE)
             endpoint.touch(session.connection)
 
@@ -134,7 +183,8 @@ class Run:
             "bytes_received": self._received_bytes(),
             "bytes_sent": self._sent_bytes(),
             "elapsed_s": round(self._loop.now_s() - self._began_s, 3),
-            "open_count": sum(not session.is_over for session in self._sessions),
+            "open_count": len(self._unopened)
+            + sum(not session.is_over for session in self._sessions),
         }
 
     def result(self, granted: dict[str, Any]) -> dict[str, Any]:
@@ -164,19 +214,24 @@ class Run:
     def _keep_time(self, now_s: float) -> None:
         """
         Stop when time is up; give up when nothing moves, or when it takes far too long.
+
+        Time runs from the last handshake on, so that every connection gets all of it.
         """
+        waiting = self._find_waiting() if self._stop_at_s is None else []
         if self._stop_at_s is None and self._settings.duration_s is not None:
             openings = [one.handshake_s for one in self._sessions if one.handshake_s is not None]
-            if openings:
-                self._stop_at_s = min(openings) + self._settings.duration_s
+            if openings and not waiting and not self._unopened:
+                self._stop_at_s = max(openings) + self._settings.duration_s
         if self._stop_at_s is not None and now_s >= self._stop_at_s and not self._is_stopped:
             self._is_stopped = True
-            for session, endpoint in zip(self._sessions, self._endpoints, strict=True):
+            for session, endpoint in zip(self._sessions, self._endpoints, strict=False):
                 session.stop()
                 endpoint.touch(session.connection)
         progress = sum(session.progress for session in self._sessions)
         if self._watch.note(progress, now_s=now_s):
             self.give_up(self._describe_stall(now_s))
+        elif waiting and now_s >= waiting[0].began_s + self._stall_s:
+            self.give_up(self._describe_silence(now_s - waiting[0].began_s))
         elif now_s >= self._began_s + self._limit_s:
             self.give_up(
                 f"too slow: {self._describe_amount()} in {now_s - self._began_s:.1f} s, and still "
@@ -191,14 +246,16 @@ class Run:
 
     def _describe_stall(self, now_s: float) -> str:
         still_s = self._watch.still_s(now_s)
-        waiting = [session for session in self._sessions if session.handshake_s is None]
-        if waiting:
-            where = f"{self._settings.ip}:{self._settings.port}"
-            return (
-                f"no answer from {where}: {len(waiting)} of {len(self._sessions)} connections "
-                f"had no handshake after {still_s:.1f} s"
-            )
+        if self._find_waiting():
+            return self._describe_silence(still_s)
         return f"stalled: nothing moved for {still_s:.1f} s after {self._describe_amount()}"
+
+    def _describe_silence(self, waited_s: float) -> str:
+        waiting_count = len(self._find_waiting()) + len(self._unopened)
+        return (
+            f"no answer from {self._settings.ip}:{self._settings.port}: {waiting_count} of "
+            f"{len(self._endpoints)} connections had no handshake after {waited_s:.1f} s"
+        )
 
     def _describe_amount(self) -> str:
         asked_bytes = (self._settings.receive_bytes or 0) + (self._settings.send_bytes or 0)

@@ -72,6 +72,7 @@ class Session:
         plans: The streams it is to open.
         is_content_verified: Whether every byte of the answers is compared.
         began_s: When it was told to connect.
+        is_held: Open no stream before `release`.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Session:
         plans: Iterable[StreamPlan],
         is_content_verified: bool,
         began_s: float,
+        is_held: bool = False,
     ) -> None:
         self.connection = connection
         self._feed = ContentFeed(connection)
@@ -90,6 +92,7 @@ class Session:
         self._open: dict[int, StreamLoad] = {}
         self._uploads: dict[int, StreamLoad] = {}
         self._is_closing = False
+        self._is_held = is_held
         self.index = index
         self.began_s = began_s
         self.handshake_s: float | None = None
@@ -140,7 +143,8 @@ class Session:
             self._on_stop_sending(event)
         elif isinstance(event, HandshakeCompleted):
             self.handshake_s = now_s
-            self._open_streams(now_s)
+            if not self._is_held:
+                self._open_streams(now_s)
         elif isinstance(event, ConnectionTerminated) and self.close is None:
             self._note_close()
 
@@ -170,6 +174,14 @@ class Session:
             if stream.upload is not None:
                 self._note_acknowledged(stream, stream.upload, now_s)
         return len(self.streams) > opened_count
+
+    def release(self, now_s: float) -> None:
+        """
+        Open the streams that were held back.
+        """
+        self._is_held = False
+        if self.handshake_s is not None and not self._is_closing:
+            self._open_streams(now_s)
 
     def stop(self) -> None:
         """

@@ -14,6 +14,7 @@ from aioquic.quic.configuration import QuicConfiguration
 from client.exits import ClientError
 from client.load import Load
 from client.progress import DEFAULT_LIMITS, Limits
+from client.run import HANDSHAKE_LIMIT
 from client.settings import parse_settings
 from server.certificate import make_certificate
 from server.endpoint import Endpoint, EndpointOptions
@@ -134,6 +135,36 @@ def test_load_with_a_duration_ends_by_itself(lab: Lab) -> None:
     assert result["load_s"] >= 0.2
     assert result["bytes_sent"] == lab.tally.upload_byte_count
     assert result["bytes_received"] > 0
+
+
+def test_load_of_many_connections_opens_a_few_at_a_time(lab: Lab) -> None:
+    """
+    First datagrams of many connections at once overrun a receive buffer; so few are under way.
+    """
+    most_at_once = 0
+
+    def look(load: Load) -> None:
+        nonlocal most_at_once
+        assert load._run is not None
+        most_at_once = max(most_at_once, len(load._run._find_waiting()))
+
+    result = lab.run(lab.make("--receive", "400", "--connections", "40"), each_turn=look)
+
+    assert result["ok"], result["reason"]
+    assert 1 <= most_at_once <= HANDSHAKE_LIMIT
+    assert len(result["handshake_ms"]) == len(result["closes"]) == 40
+    assert lab.endpoint.connections.opened_count == 40
+
+
+def test_load_with_a_duration_gives_it_to_every_connection(lab: Lab) -> None:
+    """
+    Time runs when the last of many connections is ready, so that none comes too late for it.
+    """
+    result = lab.run(lab.make("--duration", "0.05", "--connections", "20"))
+
+    assert result["ok"], result["reason"]
+    assert len(result["streams"]) == 20
+    assert all(stream["received_bytes"] > 0 for stream in result["streams"])
 
 
 def test_load_that_is_held_sends_nothing_before_the_start(lab: Lab) -> None:
