@@ -18,7 +18,7 @@ from pathlib import Path
 
 from quiclab.containers.capabilities import parse_capability_mask
 from quiclab.errors import ExitCode, MachineError
-from quiclab.machine.host import KernelFeatures, collect_host
+from quiclab.machine.host import KernelFeatures, collect_host, find_tracefs
 from quiclab.machine.perf_event import detect_kprobes, detect_uprobes
 from quiclab.machine.setup import BUILD_NEEDS, find_program
 from quiclab.units import render_bytes
@@ -29,7 +29,6 @@ _ARCHITECTURES = ("x86_64", "aarch64")  # what libstapsdt places probes for
 _LOCAL_CAPABILITIES = ("SYS_ADMIN", "SYS_PTRACE", "NET_ADMIN")
 _SELF_TEST_DEADLINE_S = 20.0
 _SELF_TEST = "tracepoint:sched:sched_process_exit { @exits = count(); }"
-_TRACING_FOLDERS = (Path("/sys/kernel/tracing"), Path("/sys/kernel/debug/tracing"))
 _MOUNT_FIX = "sudo mount -t tracefs tracefs /sys/kernel/tracing"
 
 
@@ -118,7 +117,7 @@ def collect_machine(output: Path) -> Machine:
         output: Where run folders would go, for the room on its disk.
     """
     host = collect_host()
-    tracefs = next((str(each) for each in _TRACING_FOLDERS if (each / "events").is_dir()), "")
+    tracefs = find_tracefs()
     program = find_program("bpftrace")
     capabilities = _collect_capabilities()
     while not _is_there(output):

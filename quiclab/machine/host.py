@@ -120,14 +120,29 @@ def detect_features(root: Path = Path("/")) -> KernelFeatures:
     Ask the kernel what tracing can build on.
     """
     sources = root / "sys/bus/event_source/devices"
-    tracing = (root / "sys/kernel/tracing", root / "sys/kernel/debug/tracing")
     return KernelFeatures(
         has_btf=(root / "sys/kernel/btf/vmlinux").exists(),
         has_uprobes=(sources / "uprobe").exists(),
         has_kprobes=(sources / "kprobe").exists() if sources.exists() else None,
-        is_tracefs_mounted=any((place / "events").is_dir() for place in tracing),
+        is_tracefs_mounted=find_tracefs(root) != "",
         lockdown=_lockdown(_read(root / "sys/kernel/security/lockdown")),
     )
+
+
+def find_tracefs(root: Path = Path("/")) -> str:
+    """
+    Tell where tracefs is mounted, or "".
+
+    It is open to root alone; another user's answer is in the list of mounts.
+    """
+    for place in ("sys/kernel/tracing", "sys/kernel/debug/tracing"):
+        try:
+            if (root / place / "events").is_dir():
+                return f"/{place}"
+        except PermissionError:
+            if f" /{place} tracefs " in (_read(root / "proc/self/mounts") or ""):
+                return f"/{place}"
+    return ""
 
 
 def collect_git(directory: Path) -> GitFacts:

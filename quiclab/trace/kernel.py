@@ -66,12 +66,14 @@ def detect_kernel_probes(root: Path = Path("/")) -> KernelProbes:
 
 def _detect_fentry(root: Path) -> bool | None:
     for place in _TRACEFS_PLACES:
-        functions = root / place / "available_filter_functions"
-        if not (root / place).is_dir() or not any((root / place).iterdir()):
-            continue  # tracefs is not mounted here
+        folder = root / place
         try:
-            with functions.open("rb") as handle:
+            if not folder.is_dir() or not any(folder.iterdir()):
+                continue  # tracefs is not mounted here
+            with (folder / "available_filter_functions").open("rb") as handle:
                 return bool(handle.read(1))
+        except PermissionError:
+            return None  # open to root alone; the tracer may be root where this user is not
         except OSError:
             return False
     return None

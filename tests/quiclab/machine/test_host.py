@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from quiclab.machine.host import collect_git, collect_host, collect_sysctls, detect_features
+from tests.conftest import without_rights
 
 
 def write(root: Path, name: str, text: str) -> None:
@@ -69,6 +70,14 @@ def test_tracefs_is_found_in_either_place(tmp_path: Path, place: str) -> None:
     assert not detect_features(tmp_path).is_tracefs_mounted
     (tmp_path / place / "events").mkdir()
     assert detect_features(tmp_path).is_tracefs_mounted
+
+
+def test_a_user_without_rights_gets_the_same_answers() -> None:
+    """Tracefs is open to root alone; whether it is mounted stands in the list of mounts."""
+    features = detect_features()
+    with without_rights():
+        assert detect_features() == features
+        assert collect_host().kernel
 
 
 def test_git_tells_commit_and_changes(tmp_path: Path) -> None:

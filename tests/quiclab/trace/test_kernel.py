@@ -1,10 +1,12 @@
 """Asking a kernel which probes it has, on file trees like those of real ones."""
 
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from quiclab.trace.kernel import KernelProbes, detect_kernel_probes
+from tests.conftest import without_rights
 
 
 def kernel(root: Path, *, sources: list[str], has_btf: bool = True) -> Path:
@@ -56,3 +58,13 @@ def test_fentry_is_unknown_while_tracefs_is_not_mounted(tmp_path: Path) -> None:
     root = kernel(tmp_path, sources=["uprobe"])
     (root / "sys/kernel/tracing").mkdir(parents=True)
     assert detect_kernel_probes(root).has_fentry is None
+
+
+def test_fentry_is_unknown_to_a_user_who_may_not_look() -> None:
+    """A user of an engine is no root, and its tracer is: a closed door refuses nothing."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = kernel(Path(folder), sources=["uprobe"])
+        root.chmod(0o755)
+        (root / "sys/kernel/tracing").mkdir(mode=0)
+        with without_rights():
+            assert detect_kernel_probes(root).has_fentry is None
