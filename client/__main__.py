@@ -82,7 +82,12 @@ def _open_control(path: Path | None, load: Load, loop: Loop) -> Callable[[], Non
     if path is None:
         return lambda: None
     link, sock = make_pair()
-    mailbox = Mailbox(sock, lambda question: _answer(load, question))
+    mailbox = Mailbox(
+        sock,
+        lambda question: _answer(load, question),
+        # An end stays readable: left with the loop it would be a turn without a wait.
+        on_end=lambda: loop.remove_reader(sock.fileno()),
+    )
     loop.add_reader(mailbox.fileno(), mailbox.handle)
     server = ControlServer(path, link.request)
     server.start()

@@ -30,6 +30,7 @@ Answer = Mapping[str, Any]
 
 ANSWER_TIMEOUT_S: Final = 10.0
 _RETRY_S: Final = 0.02
+_LEAST_WAIT_S: Final = 0.001  # 0 would make a socket that does not wait at all
 _CHUNK_BYTES: Final = 65_536
 # A question is small; whoever sends more without a newline is not asking one.
 _LARGEST_QUESTION_BYTES: Final = 1024 * 1024
@@ -234,7 +235,8 @@ class Link:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._lock = threading.Lock()
-        self._lines = sock.makefile("rb")
+        self._received = bytearray()
+        self._late_count = 0  # answers that nobody waits for any more
 
     def request(self, question: Question, *, timeout_s: float = ANSWER_TIMEOUT_S) -> Answer:
         """
@@ -263,24 +265,40 @@ class Link:
             return self._read(what, timeout_s)
 
     def _read(self, what: str, timeout_s: float) -> Answer:
+        deadline_s = time.monotonic() + timeout_s
         try:
-            self._sock.settimeout(timeout_s)
-            line = self._lines.readline()
+            while self._late_count:
+                self._read_line(deadline_s)
+                self._late_count -= 1
+            line = self._read_line(deadline_s)
         except TimeoutError as error:
-            # A late answer would be taken for the next one's.
-            self.close()
+            # When it comes it must not be taken for the next one's.
+            self._late_count += 1
             raise ControlError(f"no {what} within {timeout_s:g} s") from error
-        except (OSError, ValueError) as error:
+        except OSError as error:
             raise ControlError(f"no {what}: {error}") from error
         if not line:
             raise ControlError(f"no {what}: the loop has ended")
         return _from_line(line, f"the {what}")
 
+    def _read_line(self, deadline_s: float) -> bytes:
+        """
+        Take one line, b"" at the end; what was read of it outlives a TimeoutError.
+        """
+        while b"\n" not in self._received:
+            self._sock.settimeout(max(_LEAST_WAIT_S, deadline_s - time.monotonic()))
+            chunk = self._sock.recv(_CHUNK_BYTES)
+            if not chunk:
+                return b""
+            self._received += chunk
+        line, _, rest = self._received.partition(b"\n")
+        self._received = rest
+        return bytes(line)
+
     def close(self) -> None:
         """
         Let the mailbox see the end.
         """
-        self._lines.close()
         self._sock.close()
 
 
