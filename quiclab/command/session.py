@@ -128,6 +128,10 @@ def opened_runner(words: TraceWords, terminal: Terminal) -> Iterator[Runner]:
         words.runner, on_local=lambda why: terminal.note("runner", f"local: {why}")
     ) as engine:
         if engine is None:
+            for name in ("privileged", "host_headers"):
+                if getattr(words, name):
+                    option = f"--{name.replace('_', '-')}"
+                    terminal.note("note", f"{option} is for containers and means nothing here")
             yield readiness.prepare_local()
         else:
             from quiclab.containers.compose import load_compose  # noqa: PLC0415

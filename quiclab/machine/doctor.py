@@ -289,7 +289,7 @@ def _judge_kernel(machine: Machine) -> Iterator[Check]:
 def _judge_engine(machine: Machine) -> Check:
     engine = machine.engine
     if engine.summary:
-        image = engine.image or "the image is made by the first run (about 2 min)"
+        image = engine.image or "the image is made by the first run (about 3 min)"
         return Check("engine", Status.PASS, f"docker: {engine.summary}; {image}")
     text, _, fix = engine.refusal.partition("; ")
     # An engine that nobody chose may be absent: `trace` runs locally then.

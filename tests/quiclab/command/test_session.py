@@ -11,7 +11,7 @@ import pytest
 
 from quiclab.command.plan import plan_scenarios
 from quiclab.command.readiness import chosen_engine
-from quiclab.command.session import make_terminal, run_all, show_plan, trace
+from quiclab.command.session import make_terminal, opened_runner, run_all, show_plan, trace
 from quiclab.command.summary import render_logs
 from quiclab.command.terminal import Detail, Terminal
 from quiclab.command.words import TraceWords
@@ -20,6 +20,7 @@ from quiclab.observer import Phase
 from quiclab.runner.fake import FakeRunner
 from quiclab.runner.faults import Death, Faults, Strike
 from quiclab.trace.script import load_script
+from tests.conftest import without_rights
 
 
 @pytest.fixture(autouse=True)
@@ -209,6 +210,19 @@ def test_local_asks_no_engine(tmp_path: Path) -> None:
     environment = {"DOCKER_HOST": f"unix://{tmp_path}/none.sock"}
     with chosen_engine("local", on_local=_never, environment=environment) as engine:
         assert engine is None
+
+
+def test_options_of_containers_are_not_dropped_in_silence() -> None:
+    """A local run that was asked for a privileged container says that there is none."""
+    out = io.StringIO()
+    words = TraceWords(runner="local", privileged=True)
+    with (
+        without_rights(),
+        pytest.raises(MachineError, match="tracing needs root"),
+        opened_runner(words, Terminal(out=out)),
+    ):
+        pass
+    assert out.getvalue() == "note      --privileged is for containers and means nothing here\n"
 
 
 def _never(why: str) -> None:
