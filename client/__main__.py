@@ -43,6 +43,7 @@ def main(argv: Sequence[str] | None = None) -> ExitStatus:
 
 
 def _run(settings: Settings) -> ExitStatus:
+    _check_output(settings.output_path)
     loop = Loop()
     load = Load(settings, loop)
     _interrupt_on_signals(load)
@@ -65,6 +66,14 @@ def _run(settings: Settings) -> ExitStatus:
     if load.interrupted_by:
         return _BY_SIGNAL[load.interrupted_by]
     return ExitStatus.OK if result is not None and result["ok"] else ExitStatus.INCOMPLETE
+
+
+def _check_output(path: Path | None) -> None:
+    """
+    Refuse a place for the result before the load, not after it.
+    """
+    if path is not None and not (path.parent.is_dir() and os.access(path.parent, os.W_OK)):
+        raise MachineError(f"--output {path}: {path.parent} is no folder that can be written to")
 
 
 def _interrupt_on_signals(load: Load) -> None:

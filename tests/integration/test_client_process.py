@@ -147,6 +147,24 @@ def test_client_that_is_refused_says_so_in_one_line(server: ServerProcess) -> No
     assert result["reason"] in err
 
 
+def test_client_refuses_a_place_for_its_result_before_the_load(
+    server: ServerProcess, tmp_path: Path
+) -> None:
+    """
+    A load whose result nobody could read is not run.
+    """
+    before = request(server.control_path, "report")["total"]["connections"]["opened_count"]
+    words = ("--ip", server.ip, "--port", str(server.port), "--insecure", "--receive", "10")
+    client = start_client(*words, "--output", str(tmp_path / "absent" / "client.json"))
+    _, errors = client.communicate(timeout=TIMEOUT_S)
+
+    after = request(server.control_path, "report")["total"]["connections"]["opened_count"]
+    assert client.returncode == 4
+    assert errors.count("\n") == 1
+    assert "absent is no folder that can be written to" in errors
+    assert after == before
+
+
 def test_client_tells_a_control_socket_that_is_taken(server: ServerProcess, tmp_path: Path) -> None:
     """
     Another process's control socket is left alone: status 4, nothing sent.
