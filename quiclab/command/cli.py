@@ -185,6 +185,11 @@ class WordCheck:
         while rest:
             word = rest.pop(0)
             if word == "--":
+                if rest and self._task is not None:  # before a task it belongs to --complete
+                    raise UsageError(
+                        f'{self._where}: "{rest[0]}" stands behind --, where nothing is read; '
+                        "leave out the --"
+                    )
                 return
             if word.startswith("-") and word != "-":
                 self._check_option(word, rest)

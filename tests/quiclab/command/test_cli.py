@@ -125,6 +125,10 @@ def test_dry_means_plan(words: tuple[str, ...]) -> None:
             ("parcel", "--place", "a", "--place", "b"),
             "parcel: --place is given twice; give it once",
         ),
+        (
+            ("parcel", "--", "--plan"),
+            'parcel: "--plan" stands behind --, where nothing is read; leave out the --',
+        ),
         (("parcel", "--plan=yes"), "parcel: --plan is a switch; leave out =yes"),
         (
             ("parcel", "home"),
