@@ -8,7 +8,7 @@ the folders and processes that it may have left. Nothing else is ever touched.
 
 A record is one JSON object per line, appended as things are made:
 `{"runner": "local"}`, `{"directory": "/tmp/quiclab-…"}`, `{"pid": 7, "started_s": …}`,
-`{"engine": "unix:///…"}`.
+`{"engine": "unix:///…"}`, `{"asked": 1}` (-1 once the engine has answered).
 """
 
 import fcntl
@@ -66,6 +66,15 @@ class LiveRun:
     def note_engine(self, url: str) -> None:
         """Remember where containers are made: what is not on another engine is not gone."""
         self.append({"engine": url})
+
+    @contextmanager
+    def creation(self) -> Iterator[None]:
+        """What is asked of an engine in the block may come to be after this process's death."""
+        self.append({"asked": 1})
+        try:
+            yield
+        finally:
+            self.append({"asked": -1})
 
     @contextmanager
     def removal(self) -> Iterator[None]:
@@ -228,14 +237,16 @@ def find_settled_runs(runner_name: str, *, engine_url: str) -> list[str]:
     Name the dead runs for which that engine can have nothing more to do.
 
     Ask before looking what they left there, and forget them afterwards: a run
-    that dies in between keeps its record, and so does one on another engine.
+    that dies in between keeps its record, and so does one on another engine, or
+    one that was killed a moment ago while the engine made something for it.
     """
     settled = []
     for path, entries in _dead_records(runner_name):
         urls = {entry["engine"] for entry in entries if "engine" in entry}
         with suppress(FileNotFoundError):  # another lab has just forgotten it
+            pending_count = sum(int(str(entry.get("asked", 0))) for entry in entries)
             is_recent = time.time() - path.stat().st_mtime < _ENGINE_BUSY_S
-            if urls <= {engine_url} and not is_recent:
+            if urls <= {engine_url} and not (pending_count and is_recent):
                 settled.append(path.name.removesuffix(".jsonl"))
     return settled
 

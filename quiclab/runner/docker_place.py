@@ -93,6 +93,7 @@ class DockerPlace:
     """
 
     facts: PlaceFacts
+    _record: leftovers.LiveRun
 
     def __init__(self, blueprint: Blueprint, run_id: str, *, mtu_bytes: int) -> None:
         self._blueprint = blueprint
@@ -108,12 +109,15 @@ class DockerPlace:
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
             # On record first and forgotten last: what a killed process leaves can be told.
-            record = stack.enter_context(leftovers.register(self._run_id, runner_name="docker"))
-            record.note_engine(self._engine.address.url)
-            stack.callback(self._remove_all, record)
+            self._record = stack.enter_context(
+                leftovers.register(self._run_id, runner_name="docker")
+            )
+            self._record.note_engine(self._engine.address.url)
+            stack.callback(self._remove_all)
             with ThreadPoolExecutor(max_workers=1) as pool:
                 versions = pool.submit(self._collect_versions)
-                self._addresses = self._create_network()
+                with self._record.creation():
+                    self._addresses = self._create_network()
             self.facts = self._describe(versions.result())
             self._undo = stack.pop_all()
         return self
@@ -121,8 +125,8 @@ class DockerPlace:
     def __exit__(self, *exc_info: object) -> None:
         self._undo.close()
 
-    def _remove_all(self, record: leftovers.LiveRun) -> None:
-        with record.removal():
+    def _remove_all(self) -> None:
+        with self._record.removal():
             remove_run(self._engine, self._run_id)
 
     # Files and names -----------------------------------------------------------------
@@ -295,17 +299,18 @@ class DockerPlace:
             networking = api.create_networking_config({self._network: endpoint})
         while True:
             try:
-                made = api.create_container(
-                    self._blueprint.image.image_id,
-                    command=list(argv),
-                    name=f"quiclab-{self._run_id}-{role}{suffix}",
-                    hostname=role,
-                    environment=dict(environment),
-                    labels=self._labels(role),
-                    host_config=api.create_host_config(**self._host_config(role)),
-                    networking_config=networking,
-                    use_config_proxy=False,
-                )
+                with self._record.creation():
+                    made = api.create_container(
+                        self._blueprint.image.image_id,
+                        command=list(argv),
+                        name=f"quiclab-{self._run_id}-{role}{suffix}",
+                        hostname=role,
+                        environment=dict(environment),
+                        labels=self._labels(role),
+                        host_config=api.create_host_config(**self._host_config(role)),
+                        networking_config=networking,
+                        use_config_proxy=False,
+                    )
             except NotFound as error:
                 raise MachineError(
                     f"the engine has no image {self._blueprint.image.tag} any more; "

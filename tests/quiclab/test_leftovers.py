@@ -212,16 +212,19 @@ def test_half_written_record_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
 # What stays on record ----------------------------------------------------------
 
 
-def make_record(*, engine_url: str = "", age_s: float = 0.0) -> Path:
+def make_record(*, engine_url: str = "", is_asking: bool = False, age_s: float = 0.0) -> None:
     """Leave the record of a dead docker run, as a killed lab would."""
     with leftovers.register(RUN, runner_name="docker") as run:
         run.has_remains = True
         if engine_url:
             run.note_engine(engine_url)
+        with run.creation():
+            pass
+        if is_asking:
+            run.append({"asked": 1})
     path = leftovers.state_directory() / f"{RUN}.jsonl"
     changed_s = time.time() - age_s
     os.utime(path, (changed_s, changed_s))
-    return path
 
 
 def test_run_whose_removal_failed_stays_on_record_as_dead() -> None:
@@ -237,19 +240,20 @@ def test_run_whose_removal_failed_stays_on_record_as_dead() -> None:
 
 
 @pytest.mark.parametrize(
-    ("engine_url", "age_s", "is_settled"),
+    ("engine_url", "is_asking", "age_s", "is_settled"),
     [
-        ("unix:///a", 3600.0, True),
-        ("", 3600.0, True),
-        ("unix:///b", 3600.0, False),  # its containers are elsewhere
-        ("unix:///a", 0.0, False),  # what was asked for last may still be under way
+        ("unix:///a", False, 0.0, True),
+        ("", False, 0.0, True),
+        ("unix:///b", False, 3600.0, False),  # its containers are elsewhere
+        ("unix:///a", True, 0.0, False),  # what was asked for last may still be under way
+        ("unix:///a", True, 3600.0, True),
     ],
 )
 def test_dead_run_is_forgotten_only_where_its_things_can_be_and_none_can_come(
-    engine_url: str, age_s: float, is_settled: bool
+    engine_url: str, is_asking: bool, age_s: float, is_settled: bool
 ) -> None:
     """Without its record a run is unknown, and what it left would stay for good."""
-    make_record(engine_url=engine_url, age_s=age_s)
+    make_record(engine_url=engine_url, is_asking=is_asking, age_s=age_s)
     found = leftovers.find_settled_runs("docker", engine_url="unix:///a")
     assert found == ([RUN] if is_settled else [])
     leftovers.forget_runs(found)
