@@ -2,13 +2,14 @@
 Asked for and granted are two figures: one row for each, with the reason and the fix.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Final
 
 from pydantic import BaseModel, ConfigDict
 
 from quiclab.answers import ClientDescription, ServerDescription, SocketBuffer
-from quiclab.scenario import Scenario
+from quiclab.scenario import LARGEST_BUFFER_BYTES, Scenario
 from quiclab.units import render_bytes
 
 # Of each byte of SO_RCVBUF as it reads back (twice what was set), the payload that
@@ -119,7 +120,7 @@ def list_windows(
         buffer = server.granted.socket_receive_buffer
         is_clamped = (buffer.asked_bytes or 0) > buffer.granted_bytes
         fix = f"sudo sysctl net.core.rmem_max={buffer.asked_bytes}"
-        fix = fix if is_clamped else "--socket-buffer 8M"
+        fix = fix if is_clamped else _ask_for_enough(asked_bytes, scenario.connection_count)
         granted_bytes = fit_upload_window(scenario, server)
         rows.append(_window("upload", asked_bytes, granted_bytes, holder="server", fix=fix))
     flow_bytes = server.granted.connection_flow_control_bytes
@@ -127,6 +128,14 @@ def list_windows(
         granted = f"{render_bytes(flow_bytes)} a connection"
         rows.append(Grant(what="server flow control", asked=None, granted=granted))
     return rows
+
+
+def _ask_for_enough(window_bytes: int, connection_count: int) -> str:
+    """The option that gives every connection its window, all of them on one worker's socket."""
+    needed_bytes = window_bytes * connection_count / (2 * HOLDABLE_SHARE_OF_READBACK)
+    megabytes = max(8, math.ceil(needed_bytes / 1e6))  # 8M: what the client asks for
+    is_possible = megabytes * 1_000_000 <= LARGEST_BUFFER_BYTES
+    return f"--socket-buffer {megabytes}M" if is_possible else "fewer --connections"
 
 
 def _window(

@@ -174,3 +174,21 @@ def test_lowered_windows_say_how_to_get_more() -> None:
     )
     assert download.is_short
     assert upload.is_short
+
+
+def test_advice_for_uploads_is_enough_for_all_connections() -> None:
+    """What is said to be enough is: with it no window is lowered any more."""
+    scenario = make_scenario(direction="upload", connections=4)
+    asked = make_server(socket_receive_buffer=buffer(8_000_000, 8_000_000, is_forced=True))
+    window, _ = list_windows(scenario, asked, make_client())
+    assert window.fix == "--socket-buffer 13M"
+    enough = make_server(socket_receive_buffer=buffer(13_000_000, 13_000_000, is_forced=True))
+    window, _ = list_windows(scenario, enough, make_client())
+    assert not window.is_short
+
+
+def test_advice_that_no_buffer_can_follow_is_fewer_connections() -> None:
+    """Beyond the largest buffer that the server takes another way out is named."""
+    scenario = make_scenario(direction="upload", connections=1000)
+    window, _ = list_windows(scenario, make_server(), make_client())
+    assert window.fix == "fewer --connections"
