@@ -6,6 +6,7 @@ import platform
 import resource
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ from client.settings import Settings
 from client.sockets import count_drops, server_address
 from server.endpoint import Endpoint
 from server.loop import Loop
+from server.udp.model import Degradation
 
 # How long the closing of connections may take; it is one datagram each.
 CLOSE_S: Final = 1.0
@@ -195,7 +197,7 @@ class Run:
         first_s, last_s = find_load_span(self._sessions, now_s=now_s)
         user_s, system_s = _cpu_times()
         errors = (session.find_error() for session in self._sessions)
-        return render_result(
+        result = render_result(
             self._sessions,
             reason=self._reason or next((error for error in errors if error), ""),
             cost=LoadCost(
@@ -210,6 +212,17 @@ class Run:
             granted=granted,
             versions=collect_versions(),
         )
+        return {**result, "degradations": [asdict(one) for one in self._find_degradations()]}
+
+    def _find_degradations(self) -> list[Degradation]:
+        """
+        What the sockets gave up, each kind once.
+        """
+        found: dict[str, Degradation] = {}
+        for endpoint in self._endpoints:
+            for one in endpoint.udp.degradations:
+                found.setdefault(one.what, one)
+        return list(found.values())
 
     def _keep_time(self, now_s: float) -> None:
         """
@@ -252,9 +265,11 @@ class Run:
 
     def _describe_silence(self, waited_s: float) -> str:
         waiting_count = len(self._find_waiting()) + len(self._unopened)
+        too_long = [one for one in self._find_degradations() if one.what == "datagram_size"]
+        why = "".join(f" ({one.reason}: {one.effect}; lower --max-mtu)" for one in too_long)
         return (
             f"no answer from {self._settings.ip}:{self._settings.port}: {waiting_count} of "
-            f"{len(self._endpoints)} connections had no handshake after {waited_s:.1f} s"
+            f"{len(self._endpoints)} connections had no handshake after {waited_s:.1f} s{why}"
         )
 
     def _describe_amount(self) -> str:

@@ -5,6 +5,7 @@ The load over real sockets, against our own endpoint on the same loop.
 import datetime as dt
 import socket
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from server.certificate import make_certificate
 from server.endpoint import Endpoint, EndpointOptions
 from server.loop import Loop
 from server.perf import PerfServer, PerfTally
-from server.udp.model import UdpOptions
+from server.udp.model import Degradation, UdpOptions
 from server.udp.sockets import UdpSocket, open_socket
 
 
@@ -201,6 +202,22 @@ def test_load_that_nobody_answers_is_told_as_such(lab: Lab) -> None:
     assert result["reason"].startswith(
         f"no answer from 127.0.0.1:{port}: 2 of 2 connections had no handshake after 0."
     )
+
+
+def test_load_whose_datagrams_do_not_fit_the_path_says_so(lab: Lab) -> None:
+    """
+    What the client's own sockets gave up is in the result, and in the reason where it is one.
+    """
+    load = lab.make("--receive", "10", limits=Limits(stall_s=0.2), port=9)
+    too_long = Degradation(
+        what="datagram_size", reason="EMSGSIZE at 8972 bytes", effect="datagrams are lost"
+    )
+    load._endpoints[0].udp.degradations.append(too_long)
+
+    result = lab.run(load)
+
+    assert result["degradations"] == [asdict(too_long)]
+    assert "(EMSGSIZE at 8972 bytes: datagrams are lost; lower --max-mtu)" in result["reason"]
 
 
 def test_load_that_stands_still_is_stalled(lab: Lab) -> None:
