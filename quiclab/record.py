@@ -7,9 +7,11 @@ import secrets
 import string
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
+from quiclab import VERSION
 from quiclab.answers import Answer
 from quiclab.artifacts import (
     Manifest,
@@ -174,7 +176,7 @@ class Record:
     def _manifest(self, state: State, *, verdict: Verdict | None) -> Manifest:
         evidence = self._evidence
         place = evidence.place
-        versions = {} if place is None else dict(place.versions)
+        versions = _lab_versions() | ({} if place is None else dict(place.versions))
         for answer in (evidence.server, evidence.client):
             versions |= {} if answer is None else answer.versions
         details = {} if place is None else dict(place.details)
@@ -231,3 +233,12 @@ def _maps_as_text(tracers: Sequence[TracerEvidence]) -> str:
             head = f"{tracer.script.name}:\n" if len(tracers) > 1 else ""
             parts.append(head + render_maps(tracer.trace.maps.values()))
     return "\n".join(parts)
+
+
+def _lab_versions() -> dict[str, str]:
+    """Name the lab's own side: itself and what it drives engines and commands with."""
+    return {
+        "quiclab": VERSION,
+        "docker-sdk": metadata.version("docker"),
+        "invoke": metadata.version("invoke"),
+    }

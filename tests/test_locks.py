@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from quiclab import VERSION
+
 ROOT = Path(__file__).resolve().parents[1]
 LOCKS = sorted(
     path.relative_to(ROOT)
@@ -72,3 +74,9 @@ def test_the_project_depends_on_what_the_lock_holds() -> None:
         assert [int(part) for part in locked.split(".")[:2]] >= [
             int(part) for part in bound.split(".")[:2]
         ]
+
+
+def test_the_project_and_the_lab_say_the_same_version() -> None:
+    """What `--version` and manifests say is what pyproject.toml says."""
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        assert VERSION == tomllib.load(file)["project"]["version"]

@@ -30,6 +30,7 @@ from invoke.parser.context import ParserContext
 from invoke.program import Program
 from invoke.tasks import task
 
+from quiclab import VERSION
 from quiclab.errors import ExitCode, InterruptedRunError, LabError, UsageError
 
 WordsT = TypeVar("WordsT")
@@ -297,11 +298,8 @@ class LabProgram(Program):
                 each.help = text
 
     def print_version(self) -> None:
-        """Say the version that `pyproject.toml` holds."""
-        import tomllib  # noqa: PLC0415  (10 ms that nothing else need wait)
-
-        with Path(__file__).parents[2].joinpath("pyproject.toml").open("rb") as file:
-            print(f"{self.name} {tomllib.load(file)['project']['version']}")
+        """Say the lab's version."""
+        print(f"{self.name} {VERSION}")
 
     def update_config(self, merge: bool = True) -> None:  # noqa: FBT001, FBT002  (invoke's signature)
         """Skip what invoke's own options would change: they are not offered."""

@@ -177,7 +177,9 @@ def test_manifest_holds_commands_versions_machine_and_durations(tmp_path: Path) 
     manifest = run(FakeRunner(), tmp_path).manifest
     assert ["python", "-m", "server"] == list(manifest.roles["server"].command)[:3]
     assert "bpftrace" == manifest.roles["tracer"].command[0]
-    assert {"bpftrace", "aioquic", "python"} <= set(manifest.versions)
+    assert {"quiclab", "docker-sdk", "invoke", "bpftrace", "aioquic", "python"} <= set(
+        manifest.versions
+    )
     assert os.uname().release == manifest.host.kernel
     assert "net.core.rmem_max" in manifest.host.sysctls
     assert {phase.value for phase in Phase} == set(manifest.durations_s)
