@@ -90,13 +90,15 @@ def run_in_a_row(name: str, output: Path, *, count: int) -> None:
     """Make short runs one after the other; each must be ok and leave only its folder."""
     scenario = Scenario.model_validate({"script": ("udp-syscall",), "duration": 0.5})
     runner = make_runner(name)
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    descriptor_counts = []
     for _ in range(count):
         result = experiment.run(scenario, runner=runner, output=output)
         assert ExitCode.OK == result.exit_code, result.verdict
         assert [] == find_remains(name, output)
+        descriptor_counts.append(len(list(Path("/proc/self/fd").iterdir())))
     assert count == len(list(output.glob("2*")))
-    assert len(list(Path("/proc/self/fd").iterdir())) <= before + 2
+    # The first run fills the Docker SDK's pool of connections, which later runs use again.
+    assert descriptor_counts[-1] <= descriptor_counts[0] + 2, descriptor_counts
 
 
 @RUNNERS
