@@ -364,7 +364,8 @@ def _prepare_streams() -> None:
     sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
+            # By lines also into a file: what cannot be written is then known in time.
+            stream.reconfigure(errors="replace", line_buffering=True)
 
 
 def _check_directory() -> None:

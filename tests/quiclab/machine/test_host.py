@@ -2,13 +2,14 @@
 Facts of the machine are read from its own files; what is not there is None.
 """
 
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from quiclab.machine.host import collect_git, collect_host, collect_sysctls, detect_features
-from tests.conftest import without_rights
+from tests.conftest import need, without_rights
 
 
 def write(root: Path, name: str, text: str) -> None:
@@ -82,6 +83,7 @@ def test_a_user_without_rights_gets_the_same_answers() -> None:
 
 def test_git_tells_commit_and_changes(tmp_path: Path) -> None:
     """A clone with a change in a tracked file is dirty; an untracked file is no change."""
+    need(shutil.which("git") is not None, "git")
 
     def git(*words: str) -> None:
         identity = ["-c", "user.name=x", "-c", "user.email=x@example.org"]

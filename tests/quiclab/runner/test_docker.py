@@ -294,6 +294,7 @@ def test_leftovers_of_a_dead_run_are_removed_and_those_of_others_stay() -> None:
 @pytest.mark.slow
 def test_run_of_a_killed_process_is_removed_by_the_next_one() -> None:
     """SIGKILL leaves containers and a network; the registry of runs tells that nobody owns them."""
+    need_engine()
     run_id = make_run_id()
     code = f"""
 import os, signal
