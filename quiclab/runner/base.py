@@ -103,6 +103,9 @@ class Place(Protocol):
     def interrupt(self, role: str) -> None:
         """Send SIGINT; a role that is already gone is no error."""
 
+    def terminate(self, role: str) -> None:
+        """Send SIGTERM; a role that is already gone is no error."""
+
     def kill(self, role: str) -> None:
         """Send SIGKILL; a role that is already gone is no error."""
 

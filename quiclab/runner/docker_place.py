@@ -206,6 +206,10 @@ class DockerPlace:
         """Send SIGINT to the container's main process."""
         self._role(role).signal("SIGINT")
 
+    def terminate(self, role: str) -> None:
+        """Send SIGTERM to the container's main process."""
+        self._role(role).signal("SIGTERM")
+
     def kill(self, role: str) -> None:
         """Send SIGKILL to the container's main process, and with it to all others."""
         self._role(role).signal("SIGKILL")

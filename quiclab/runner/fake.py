@@ -218,6 +218,11 @@ class FakePlace:
 
     def interrupt(self, role: str) -> None:
         """Ask it to end; it takes a moment."""
+        if role not in self._faults.missing_interrupt:
+            self.terminate(role)
+
+    def terminate(self, role: str) -> None:
+        """Ask it to end, by the word that is never missed."""
         started = self._role(role)
         if role.startswith(TRACER):
             self._begin(Phase.COLLECT)

@@ -256,6 +256,10 @@ class ProcessPlace:
         """Send SIGINT to the process itself; its workers are its own affair."""
         self._role(role).process.send_signal(signal.SIGINT)
 
+    def terminate(self, role: str) -> None:
+        """Send SIGTERM to the process itself."""
+        self._role(role).process.send_signal(signal.SIGTERM)
+
     def kill(self, role: str) -> None:
         """Send SIGKILL to the process and all that it forked."""
         _kill_group(self._role(role).process.pid)

@@ -291,6 +291,16 @@ def test_role_that_says_the_machine_cannot_ends_with_that_exit_code(tmp_path: Pa
     assert ExitCode.MACHINE_CANNOT == result.exit_code
 
 
+def test_tracer_that_misses_the_first_request_to_end_is_asked_again(tmp_path: Path) -> None:
+    """A SIGINT that bpftrace missed costs seconds, not the final maps."""
+    result = run(FakeRunner(Faults(missing_interrupt=["tracer"])), tmp_path)
+    assert ("ok", False) == (
+        result.verdict.word,
+        result.manifest.roles["tracer"].is_killed_by_lab,
+    )
+    assert 3.0 <= result.manifest.durations_s["collect"] < 5.0
+
+
 def test_client_that_never_ends_is_stopped_by_the_labs_own_limit(tmp_path: Path) -> None:
     """A client that hangs is killed, and the run says so."""
     runner = FakeRunner(Faults(never_ending=["client"]))

@@ -16,7 +16,7 @@ import pytest
 
 from quiclab import leftovers
 from quiclab.errors import MachineError
-from quiclab.runner.base import SERVER, Runner
+from quiclab.runner.base import CLIENT, SERVER, Runner
 from quiclab.runner.process import OWN_MOUNTS, ProcessRunner
 from tests.conftest import need
 from tests.quiclab.runner.contract import RUN, PlaceContract, open_place, start_server
@@ -92,6 +92,25 @@ def test_roles_sit_in_process_groups_of_their_own() -> None:
         start_server(place)
         pid = place.request(SERVER, "describe")["pid"]
         assert pid == os.getpgid(pid) != os.getpgid(0)
+
+
+@pytest.mark.real
+@pytest.mark.usefixtures("own_state")
+def test_role_that_misses_an_interrupt_is_reached_by_terminate() -> None:
+    """SIGINT and SIGTERM are two words: who ignores the one still hears the other."""
+    need_local_tracing()
+    with open_place(ProcessRunner()) as place:
+        deaf = "trap '' INT; echo deaf; while :; do sleep 0.05; done"
+        place.start(CLIENT, ["sh", "-c", deaf], environment={})
+        for _ in range(200):
+            if "deaf" in place.output(CLIENT)[0]:
+                break
+            time.sleep(0.02)
+        place.interrupt(CLIENT)
+        with pytest.raises(TimeoutError):
+            place.wait(CLIENT, timeout_s=0.3)
+        place.terminate(CLIENT)
+        assert 128 + signal.SIGTERM == place.wait(CLIENT, timeout_s=3.0)
 
 
 @pytest.mark.real
