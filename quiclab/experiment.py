@@ -356,8 +356,10 @@ class _Run:
     def _moved_bytes(self, place: Place) -> float:
         try:
             moved = ClientProgress.read(place.request(CLIENT, "report"))
-        except RoleExitedError:
-            return 0.0  # it has just ended, as the wait that follows will say
+        except RunError:
+            # It ends at this moment, or does not answer: the wait that follows will say
+            # which. Progress is a courtesy and must not decide a run.
+            return 0.0
         total_bytes = moved.bytes_received + moved.bytes_sent
         return total_bytes / 2 if self._scenario.direction == "both" else total_bytes
 

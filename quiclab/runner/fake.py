@@ -320,7 +320,7 @@ class FakePlace:
             case "start":
                 self._begin_load(client)
                 return {"ok": True}
-            case "report":
+            case "report" if not self._faults.is_client_mute:
                 return {"bytes_received": self._moved_bytes(client), "bytes_sent": 0}
         return None
 

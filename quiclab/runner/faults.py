@@ -64,6 +64,7 @@ class Faults:
         is_trace_cut: The tracer dies of its end and leaves half a line.
         never_ending: Roles that do not listen when asked to end.
         missing_interrupt: Roles that miss SIGINT, and listen to SIGTERM.
+        is_client_mute: The client answers no question about its progress.
         is_client_incomplete: Not all bytes come; the client says so and exits 5.
         open_connection_count: Connections that never close.
         holdable_bytes: What the client's receive buffer holds; None as recorded.
@@ -81,6 +82,7 @@ class Faults:
     is_trace_cut: bool = False
     never_ending: Sequence[str] = ()
     missing_interrupt: Sequence[str] = ()
+    is_client_mute: bool = False
     is_client_incomplete: bool = False
     open_connection_count: int = 0
     holdable_bytes: int | None = None

@@ -291,6 +291,13 @@ def test_role_that_says_the_machine_cannot_ends_with_that_exit_code(tmp_path: Pa
     assert ExitCode.MACHINE_CANNOT == result.exit_code
 
 
+def test_client_that_tells_no_progress_is_waited_for_all_the_same(tmp_path: Path) -> None:
+    """A question about progress that meets a client just ending does not decide the run."""
+    runner = FakeRunner(Faults(is_client_mute=True))
+    result = run(runner, tmp_path, duration=None, bytes=100_000_000)
+    assert "ok" == result.verdict.word
+
+
 def test_tracer_that_misses_the_first_request_to_end_is_asked_again(tmp_path: Path) -> None:
     """A SIGINT that bpftrace missed costs seconds, not the final maps."""
     result = run(FakeRunner(Faults(missing_interrupt=["tracer"])), tmp_path)
