@@ -193,30 +193,22 @@ class UdpSocket:
         return not error
 
     def _detect_gso(self) -> bool:
-        try:
-            self.sock.setsockopt(_SOL_UDP, _UDP_SEGMENT, 0)
-        except OSError as error:
-            self._record(
-                Degradation(
-                    what="gso",
-                    reason=f"{errno_name(error.errno or 0)}: no UDP_SEGMENT in this kernel",
-                    effect="one datagram per message",
-                )
-            )
-            return False
-        return True
+        return self._accepts(
+            _UDP_SEGMENT, 0, what="gso", name="UDP_SEGMENT", effect="one datagram per message"
+        )
 
     def _enable_gro(self) -> bool:
+        return self._accepts(
+            _UDP_GRO, 1, what="gro", name="UDP_GRO", effect="one datagram per received message"
+        )
+
+    def _accepts(self, option: int, value: int, *, what: str, name: str, effect: str) -> bool:
+        """Set an offload option; a kernel without it is recorded as a degradation."""
         try:
-            self.sock.setsockopt(_SOL_UDP, _UDP_GRO, 1)
+            self.sock.setsockopt(_SOL_UDP, option, value)
         except OSError as error:
-            self._record(
-                Degradation(
-                    what="gro",
-                    reason=f"{errno_name(error.errno or 0)}: no UDP_GRO in this kernel",
-                    effect="one datagram per received message",
-                )
-            )
+            reason = f"{errno_name(error.errno or 0)}: no {name} in this kernel"
+            self._record(Degradation(what=what, reason=reason, effect=effect))
             return False
         return True
 
