@@ -3,7 +3,7 @@ Where runs take place, chosen and made ready.
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
@@ -13,7 +13,9 @@ from quiclab.machine.setup import (
     Desk,
     Installer,
     InstallRules,
+    Need,
     RealDesk,
+    install_missing,
     prepare_build,
     prepare_local,
 )
@@ -84,6 +86,16 @@ class Readiness:
             MachineError: Something is missing and may not be installed.
         """
         prepare_build(self.installer, self.desk, on_progress=self.step)
+        self._terminal.end_step()
+
+    def prepare_programs(self, needs: Sequence[Need]) -> None:
+        """
+        Programs that something besides a run starts.
+
+        Raises:
+            MachineError: One is missing and may not or cannot be installed.
+        """
+        install_missing(needs, self.installer)
         self._terminal.end_step()
 
     def prepare_image(self, engine: "Engine", recipe: "Recipe | None" = None) -> "Image":

@@ -13,7 +13,7 @@ from quiclab.command.readiness import Readiness, chosen_engine
 from quiclab.command.terminal import Detail, Terminal
 from quiclab.command.words import BuildWords, CleanWords, TestWords
 from quiclab.errors import ExitCode, MachineError, UsageError
-from quiclab.machine.setup import ROOT
+from quiclab.machine.setup import ROOT, TEST_NEEDS
 
 if TYPE_CHECKING:
     from quiclab.containers.engine import Engine
@@ -100,6 +100,7 @@ def test(words: TestWords) -> ExitCode:
         return run_pytest(_QUICK, words.args, _SIDE_BY_SIDE)
     if readiness.desk.is_root:
         readiness.prepare_local()
+        readiness.prepare_programs(TEST_NEEDS)
     else:
         terminal.note("note", "not root: tests that trace are skipped")
         readiness.prepare_build()

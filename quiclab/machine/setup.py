@@ -8,6 +8,7 @@ missing. apt's lists are fetched only when what they hold did not do.
 """
 
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -246,6 +247,33 @@ BUILD_NEEDS = (
 )
 """What building the native parts takes; asked only when something has to be built."""
 
+VALGRIND = Need(
+    "valgrind", "valgrind", "to count instructions", lambda: find_program("valgrind") is not None
+)
+
+
+def _has_emulator() -> bool:
+    other = "x86_64" if platform.machine() == "aarch64" else "aarch64"
+    return any(find_program(f"qemu-{other}{form}") for form in ("", "-static"))
+
+
+TEST_NEEDS = (
+    Need(
+        "an emulator of the other architecture",
+        "qemu-user",
+        "to run the other architecture's provider files",
+        _has_emulator,
+    ),
+    Need(
+        "readelf",
+        "binutils",
+        "to look into provider files",
+        lambda: find_program("readelf") is not None,
+    ),
+    VALGRIND,
+)
+"""What the ordinary tests start besides what a run starts."""
+
 
 def prepare_local(installer: Installer, desk: Desk, *, on_progress: Progress) -> None:
     """
@@ -267,15 +295,25 @@ def prepare_build(installer: Installer, desk: Desk, *, on_progress: Progress) ->
     _prepare((), installer, desk, on_progress=on_progress)
 
 
-def _prepare(
-    needs: Sequence[Need], installer: Installer, desk: Desk, *, on_progress: Progress
-) -> None:
-    reason = build_native(desk)
-    missing = [each for each in (*needs, *(BUILD_NEEDS if reason else ())) if not each.is_there()]
+def install_missing(needs: Sequence[Need], installer: Installer) -> None:
+    """
+    Install what is not there of some needs.
+
+    Raises:
+        MachineError: Something is missing and may not or cannot be installed.
+    """
+    missing = [need for need in needs if not need.is_there()]
     if missing:
         _refuse_foreign_python(missing)
         purposes = dict.fromkeys(need.purpose for need in missing)
         installer.install([need.package for need in missing], purpose=" and ".join(purposes))
+
+
+def _prepare(
+    needs: Sequence[Need], installer: Installer, desk: Desk, *, on_progress: Progress
+) -> None:
+    reason = build_native(desk)
+    install_missing((*needs, *(BUILD_NEEDS if reason else ())), installer)
     if reason:
         on_progress("building the server's native module", 0.0)
         reason = build_native(desk)

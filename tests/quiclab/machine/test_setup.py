@@ -2,13 +2,25 @@
 Packages are installed by the rules, and nothing happens without being allowed.
 """
 
+import re
 import sys
 from collections.abc import Callable, Sequence
 
 import pytest
 
 from quiclab.errors import MachineError
-from quiclab.machine.setup import Installer, InstallRules, RealDesk, build_native
+from quiclab.machine.setup import (
+    BUILD_NEEDS,
+    ROOT,
+    RUN_NEEDS,
+    TEST_NEEDS,
+    Installer,
+    InstallRules,
+    Need,
+    RealDesk,
+    build_native,
+    install_missing,
+)
 
 
 class FakeDesk:
@@ -208,3 +220,26 @@ def test_a_build_that_cannot_be_done_is_told_in_its_last_line() -> None:
     failing = FakeDesk(exit_codes=[4], lines=["first", "server.build: no C compiler was found"])
     assert build_native(failing) == "server.build: no C compiler was found"
     assert build_native(FakeDesk()) == ""
+
+
+def test_only_what_is_missing_is_installed() -> None:
+    """A need that is met costs nothing; one that is not is named with its purpose."""
+    desk = FakeDesk()
+    installer, _ = make_installer(desk, may_install=False)
+    there = Need("a shell", "dash", "to speak", lambda: True)
+    absent = Need("an emulator", "qemu-user", "to try the other architecture", lambda: False)
+    install_missing([there], installer)
+    with pytest.raises(MachineError, match=r"needed to try the other .* install qemu-user$"):
+        install_missing([there, absent], installer)
+
+
+def test_what_tests_ask_a_machine_for_is_installed_by_their_set_up() -> None:
+    """A test that names a Debian package it lacks finds it there after `./invoke test`."""
+    asked = {
+        package
+        for path in (ROOT / "tests").rglob("*.py")
+        for package in re.findall(r"need\(.*apt-get install ([\w.+-]+)", path.read_text())
+    }
+    set_up = {need.package for need in (*RUN_NEEDS, *BUILD_NEEDS, *TEST_NEEDS)}
+    assert "qemu-user" in asked
+    assert asked <= set_up
