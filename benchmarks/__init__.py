@@ -1,0 +1,1 @@
+"""What the server costs, compared within one run: see docs/architecture.md and `invoke bench`."""
