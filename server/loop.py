@@ -154,7 +154,7 @@ class Loop:
         ]
         events += [select.POLLIN] * len(readers)
         happened = _native.wait(fds, events, self._wait_ns(endpoints, most_wait_s))
-        self._look_who_listens()
+        self.look_who_listens()
         now_s = self.now_s()
         for endpoint, event in zip(endpoints, happened, strict=False):
             if event & _READABLE:
@@ -188,8 +188,9 @@ class Loop:
             else:
                 call(now_s)
 
-    def _look_who_listens(self) -> None:
-        before = self.listening.mask
-        self.listening.refresh()
-        if self.listening.mask != before and self.on_listening is not None:
+    def look_who_listens(self) -> None:
+        """
+        Find out which probes are traced from now on.
+        """
+        if self.listening.refresh() and self.on_listening is not None:
             self.on_listening(self.listening.mask)

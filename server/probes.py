@@ -2,7 +2,8 @@
 The probes of the server: their table, and the loader that makes them real.
 
 Names and arguments are the original's, exactly (s2n-quic pull request 1866), so
-that its scripts run on this server and ours run on the original. Every
+that its scripts run on this server and ours run on the original. What stands
+behind them is this server's own: a past-tense fact, its time last. Every
 argument is a signed 8-byte integer. The order of `PROBES` is a contract with
 the native module, whose enum lists the same probes; a test keeps both equal.
 
@@ -162,6 +163,9 @@ PROBES: Final[tuple[ProbeSpec, ...]] = (
     ProbeSpec(_RECEIVE_BUFFER + "alloc", ("offset", "capacity")),
     ProbeSpec(_RECEIVE_BUFFER + "write", _STORED),
     ProbeSpec(_RECEIVE_BUFFER + "pop", _STORED),
+    # Our own: once a message, where the original's tx write fires once a datagram. wait_ns
+    # is from its first datagram to the end of its call; 0: nobody listened when it began.
+    ProbeSpec("message_sent", ("channel", "message", "wait_ns")),
 )
 
 # Places of the probes in the table, for whoever fires one.
@@ -195,7 +199,8 @@ PROBES: Final[tuple[ProbeSpec, ...]] = (
     RECEIVE_BUFFER_ALLOC,
     RECEIVE_BUFFER_WRITE,
     RECEIVE_BUFFER_POP,
-) = range(29)
+    MESSAGE_SENT,
+) = range(30)
 
 
 LIBRARY: Final = Path(__file__).resolve().parent / "stapsdt" / "libstapsdt.so"

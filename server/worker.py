@@ -162,6 +162,8 @@ class Worker:
             case "report":
                 return self.report()
             case "reset":
+                # What is counted from now on must be fired, however lately a tracer attached.
+                self.loop.look_who_listens()
                 self.reset()
                 return {"index": self._index, "pid": os.getpid(), "traced_probes": traced_probes()}
             case "configure":

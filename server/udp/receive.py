@@ -80,7 +80,7 @@ class RxPath:
         while wanted := min(ring.free_count, self._most_messages - received_count):
             first = ring.producer_index
             counters.task_acquire_count += 1
-            if self._listening.mask:
+            if self._listening.has_cursors:
                 _native.fire(RING_PRODUCER_ACQUIRE, self._channel, first, wanted, ring.capacity)
                 _native.fire(TASK_RX_ACQUIRE, self._channel, wanted)
             if self._has_mmsg:
@@ -117,8 +117,9 @@ class RxPath:
         ring = self.ring
         self.counters.message_received_count += count
         self.counters.task_release_count += 1
-        if self._listening.mask:
+        if self._listening.has_task_rx_finish:
             _native.fire_slots(TASK_RX_FINISH, self._channel, first, count, ring.capacity)
+        if self._listening.has_cursors:
             _native.fire(TASK_RX_RELEASE, self._channel, count)
             _native.fire(RING_PRODUCER_RELEASE, self._channel, first, count, ring.capacity)
         ring.produce(count)
@@ -132,14 +133,14 @@ class RxPath:
         count = ring.filled_count
         first = ring.consumer_index
         counters.io_acquire_count += 1
-        if self._listening.mask:
+        if self._listening.has_cursors:
             _native.fire(RING_CONSUMER_ACQUIRE, self._channel, first, count, ring.capacity)
             _native.fire(IO_RX_ACQUIRE, self._channel, count)
         if not count:
             return
         for index, (address, datagrams, is_cut) in enumerate(self._native.take(first, count)):
             slot = (first + index) % ring.capacity
-            if self._listening.mask:
+            if self._listening.has_rx_read:
                 _native.fire_segments(IO_RX_READ, self._channel, slot, 0, datagrams)
             counters.datagram_read_count += len(datagrams)
             counters.byte_received_count += sum(map(len, datagrams))
@@ -149,12 +150,12 @@ class RxPath:
             else:
                 yield address, datagrams
             counters.message_read_count += 1
-            if self._listening.mask:
+            if self._listening.has_rx_finish_read:
                 _native.fire(
                     IO_RX_FINISH_READ, self._channel, slot, len(datagrams), len(datagrams[0])
                 )
         counters.io_release_count += 1
-        if self._listening.mask:
+        if self._listening.has_cursors:
             _native.fire(IO_RX_RELEASE, self._channel, count)
             _native.fire(RING_CONSUMER_RELEASE, self._channel, first, count, ring.capacity)
         ring.consume(count)

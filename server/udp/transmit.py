@@ -12,6 +12,7 @@ the socket's side.
 """
 
 import errno
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
@@ -98,6 +99,7 @@ class TxPath:
         self._slots: list[Message | None] = [None] * ring.capacity
         self._train: Train | None = None
         self._train_slot = 0
+        self._began_ns: dict[int, int] = {}  # slot: when its message was begun, while traced
         self._written_count = 0  # slots filled and not yet released
         self._overflow: deque[tuple[bytes, list[bytes]]] = deque()
         self._has_refused_trains = False
@@ -139,7 +141,7 @@ class TxPath:
         """
         counters = self.counters
         counters.io_acquire_count += 1
-        if self._listening.mask:
+        if self._listening.has_cursors:
             free_count = self._free_count()
             ring = self.ring
             _native.fire(
@@ -176,7 +178,7 @@ class TxPath:
         held_count = len(train.datagrams)
         taken = train.add(datagrams, start)
         self.counters.datagram_written_count += taken
-        if taken and self._listening.mask:
+        if taken and self._listening.has_tx_write:
             _native.fire_segments(
                 IO_TX_WRITE,
                 self._channel,
@@ -198,13 +200,15 @@ class TxPath:
         self._slots[slot] = (address, train.datagrams)
         self._train = train
         self._train_slot = slot
+        if self._listening.has_message_sent:
+            self._began_ns[slot] = time.monotonic_ns()
         return train
 
     def _close_train(self, train: Train) -> None:
         self._train = None
         self._written_count += 1
         self.counters.message_written_count += 1
-        if self._listening.mask:
+        if self._listening.has_tx_finish_write:
             # 0 segments is the original's way to say: not sent by GSO.
             is_gso_on = self.limits.datagram_count > 1
             _native.fire(
@@ -225,7 +229,7 @@ class TxPath:
         if not count:
             return
         self.counters.io_release_count += 1
-        if self._listening.mask:
+        if self._listening.has_cursors:
             ring = self.ring
             _native.fire(
                 RING_PRODUCER_RELEASE, self._channel, ring.producer_index, count, ring.capacity
@@ -266,7 +270,7 @@ class TxPath:
         while count := ring.filled_count:
             first = ring.consumer_index
             self.counters.task_acquire_count += 1
-            if self._listening.mask:
+            if self._listening.has_cursors:
                 _native.fire(RING_CONSUMER_ACQUIRE, self._channel, first, count, ring.capacity)
                 _native.fire(TASK_TX_ACQUIRE, self._channel, count)
             result = self._send(first, count)
@@ -344,8 +348,13 @@ class TxPath:
             slots[slot] = None
         counters.message_sent_count += count
         counters.task_release_count += 1
-        if self._listening.mask:
+        if self._listening.has_message_sent:
+            _native.fire_sent(self._channel, first, count, ring.capacity, self._began_ns)
+        elif self._began_ns:
+            self._began_ns.clear()  # whoever listened is gone
+        if self._listening.has_task_tx_finish:
             _native.fire_slots(TASK_TX_FINISH, self._channel, first, count, ring.capacity)
+        if self._listening.has_cursors:
             _native.fire(TASK_TX_RELEASE, self._channel, count)
             _native.fire(RING_CONSUMER_RELEASE, self._channel, first, count, ring.capacity)
         ring.consume(count)

@@ -64,7 +64,8 @@
 	PLATFORM(X, "syscall__msg__finish_send", 3)                                     \
 	X("s2n_quic_core__buffer__receive_buffer__alloc", 2)                            \
 	X("s2n_quic_core__buffer__receive_buffer__write", 2)                            \
-	X("s2n_quic_core__buffer__receive_buffer__pop", 2)
+	X("s2n_quic_core__buffer__receive_buffer__pop", 2)                              \
+	X("message_sent", 3)
 
 int main(void)
 {

@@ -46,10 +46,21 @@ def traced(
         try:
             _wait_until_attached(process, output)
             yield process
-            process.send_signal(signal.SIGINT)
-            process.communicate(timeout=STOP_LIMIT_S)
+            _stop(process)
         finally:
             process.kill()
+
+
+def _stop(process: subprocess.Popen[str]) -> None:
+    """
+    Ask for the final maps; bpftrace 0.17 misses a SIGINT now and then, and heeds SIGTERM alike.
+    """
+    process.send_signal(signal.SIGINT)
+    try:
+        process.communicate(timeout=STOP_LIMIT_S / 2)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=STOP_LIMIT_S)
 
 
 def _wait_until_attached(process: subprocess.Popen[str], output: Path) -> None:

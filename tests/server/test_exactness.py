@@ -58,6 +58,7 @@ def _expected_firings(worker: dict[str, Any]) -> dict[int, int]:
         probes.RECEIVE_BUFFER_ALLOC: buffer["alloc_count"],
         probes.RECEIVE_BUFFER_WRITE: buffer["write_count"],
         probes.RECEIVE_BUFFER_POP: buffer["pop_count"],
+        probes.MESSAGE_SENT: tx["message_sent_count"],
     }
     return {index: count for index, count in expected.items() if count}
 

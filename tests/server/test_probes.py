@@ -50,6 +50,8 @@ s2n_quic_platform__syscall__msg__{finish_send,finish_recv} fd msghdr error
 s2n_quic_core__buffer__receive_buffer__alloc offset capacity
 s2n_quic_core__buffer__receive_buffer__{write,pop} offset len
 """
+# This server's own: a past-tense fact, its time last.
+OWN = {"message_sent": ("channel", "message", "wait_ns")}
 
 
 def _expand(pattern: str) -> list[str]:
@@ -68,14 +70,16 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedProvider:
 
 
 def test_table_is_the_originals() -> None:
-    """Every probe has the original's name and arguments, and there is no other."""
+    """Every probe has the original's name and arguments; our own stand behind them."""
     expected = {
         name: tuple(arguments)
         for pattern, *arguments in (line.split() for line in ORIGINAL.split("\n") if line)
         for name in _expand(pattern)
     }
-    assert {spec.name: spec.arguments for spec in PROBES} == expected
-    assert len(PROBES) == 29
+    assert {spec.name: spec.arguments for spec in PROBES} == expected | OWN
+    assert len(PROBES) == 29 + len(OWN)
+    assert {spec.name for spec in PROBES[29:]} == set(OWN)
+    assert all(spec.arguments[-1].endswith("_ns") for spec in PROBES[29:])
 
 
 def test_index_constants_follow_the_table() -> None:
@@ -92,7 +96,7 @@ def test_native_module_has_the_same_order() -> None:
     found = re.search(r"enum probe \{([^}]*)\}", header)
     assert found is not None
     *names, last = re.findall(r"\w+", found[1])
-    assert [getattr(server.probes, name) for name in names] == list(range(29))
+    assert [getattr(server.probes, name) for name in names] == list(range(len(PROBES)))
     assert last == "PROBE_COUNT"
 
 
@@ -138,7 +142,7 @@ def test_missing_library_turns_probes_off_with_one_line() -> None:
     provider = load_provider(None, library=Path("absent/libstapsdt.so"))
     assert not provider.is_on
     assert provider.path is None
-    assert provider.site_addresses == (0,) * 29
+    assert provider.site_addresses == (0,) * len(PROBES)
     assert not provider.is_traced(0)
     provider.fire(0, 1, 2)
     assert provider.note == (
@@ -172,13 +176,13 @@ def test_provider_is_loaded_once_per_directory(loaded: LoadedProvider) -> None:
     assert loaded.path is not None
     assert load_provider(loaded.path.parent) is loaded
     assert loaded.note == ""
-    assert len(set(loaded.site_addresses)) == 29
+    assert len(set(loaded.site_addresses)) == len(PROBES)
     assert all(loaded.site_addresses)
 
 
 def test_untraced_probes_fire_in_silence(loaded: LoadedProvider) -> None:
     """With nobody listening every probe can be fired and none says it is traced."""
-    for index in range(29):
+    for index in range(len(PROBES)):
         loaded.fire(index, *values_of(index))
         assert not loaded.is_traced(index)
 
@@ -224,7 +228,7 @@ def test_another_libstapsdt_in_the_process_is_noticed(tmp_path: Path) -> None:
 
 def _each(pid: int, count: int) -> Counter[tuple[int, int]]:
     """Every probe hit so often by one process."""
-    return Counter({(index, pid): count for index in range(29)})
+    return Counter({(index, pid): count for index in range(len(PROBES))})
 
 
 @pytest.mark.real
@@ -241,14 +245,14 @@ def test_every_probe_arrives_with_exact_values(suite: str, tmp_path: Path) -> No
         assert firer.traced_count() == 0
         with tracing(userland, render_script(firer.path), tmp_path) as tracer:
             tracer.wait_until_ready()
-            assert firer.traced_count() == 29
+            assert firer.traced_count() == len(PROBES)
             firer.ask("fire", 1)
             firer.ask("call", 2)
-            values = tracer.read_values(expected_count=3 * 29)
+            values = tracer.read_values(expected_count=3 * len(PROBES))
             counts = tracer.finish()
         wait_until(lambda: firer.traced_count() == 0)
         firer.ask("fire", 1)
-    assert values == Counter([(index, *values_of(index)) for index in range(29)] * 3)
+    assert values == Counter([(index, *values_of(index)) for index in range(len(PROBES))] * 3)
     assert counts == _each(firer.pid, 3)
 
 
@@ -268,7 +272,7 @@ def test_one_attach_by_path_covers_every_process(suite: str, tmp_path: Path) -> 
         tracer.wait_until_ready()
         [late] = stack.enter_context(firing(directory))
         assert late.path == early.path
-        assert late.traced_count() == 29
+        assert late.traced_count() == len(PROBES)
         early.ask("fire", 2)
         late.ask("fire", 3)
         forked = [_each(pid, 1) for pid in late.ask("fork", 2)]

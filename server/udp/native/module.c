@@ -118,6 +118,51 @@ static PyObject *fire_slots(PyObject *module, PyObject *args)
     Py_RETURN_NONE;
 }
 
+PyDoc_STRVAR(fire_sent_doc,
+             "fire_sent(channel, first, count, capacity, began_ns)\n\n"
+             "Fire message sent once for each slot of a run, with the time since its entry in\n"
+             "began_ns (CLOCK_MONOTONIC), which is taken out; 0 for a slot that has none.");
+
+/* Takes a slot's beginning out of the dictionary: ns, 0 when it isn't there, -1 on error. */
+static long long pop_beginning(PyObject *began_ns, uint32_t slot)
+{
+    PyObject *key = PyLong_FromUnsignedLong(slot);
+    PyObject *value = key ? PyDict_GetItemWithError(began_ns, key) : NULL;
+    long long ns = value ? PyLong_AsLongLong(value) : 0;
+
+    if (value && !PyErr_Occurred())
+        PyDict_DelItem(began_ns, key);
+    Py_XDECREF(key);
+    return PyErr_Occurred() ? -1 : ns;
+}
+
+static PyObject *fire_sent(PyObject *module, PyObject *args)
+{
+    long long channel;
+    unsigned int first, count, capacity;
+    PyObject *began_ns;
+    struct timespec now;
+    int64_t now_ns;
+
+    (void)module;
+    if (!PyArg_ParseTuple(args, "LIIIO!", &channel, &first, &count, &capacity, &PyDict_Type,
+                          &began_ns))
+        return NULL;
+    if (capacity < 1)
+        return PyErr_Format(PyExc_ValueError, "there is no slot of %u", capacity);
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    now_ns = (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+    for (unsigned int index = 0; index < count; index++) {
+        uint32_t slot = (first + index) % capacity;
+        long long began = pop_beginning(began_ns, slot);
+
+        if (began < 0)
+            return NULL;
+        fire(MESSAGE_SENT, channel, slot, began ? now_ns - began : 0, 0);
+    }
+    Py_RETURN_NONE;
+}
+
 PyDoc_STRVAR(wait_doc,
              "wait(fds, events, timeout_ns) -> [events that happened, ...]\n\n"
              "ppoll; a negative timeout waits forever. Interrupted by a signal it runs the\n"
@@ -198,6 +243,7 @@ static PyMethodDef module_methods[] = {
     {"fire", (PyCFunction)(void (*)(void))fire_probe, METH_FASTCALL, fire_doc},
     {"fire_segments", fire_segments, METH_VARARGS, fire_segments_doc},
     {"fire_slots", fire_slots, METH_VARARGS, fire_slots_doc},
+    {"fire_sent", fire_sent, METH_VARARGS, fire_sent_doc},
     {"wait", wait_for, METH_VARARGS, wait_doc},
     {"refused", refused, METH_VARARGS, refused_doc},
     {NULL, NULL, 0, NULL},

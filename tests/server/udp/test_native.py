@@ -64,8 +64,8 @@ def recording() -> Any:
     _native.set_sites([0] * PROBE_COUNT)
 
 
-def _open_pair(options: Any = None) -> Any:
-    listening = Listening()
+def _open_pair(options: Any = None, *, listening: Any = None) -> Any:
+    listening = listening or Listening()
     listening.refresh()
     options = options or UdpOptions(tx_ring_bytes=8 * 65_535)
     pair = [
@@ -109,7 +109,7 @@ def test_listening_tells_nops_from_what_a_tracer_wrote() -> None:
 
 def test_set_sites_refuses_another_number_of_sites() -> None:
     """A provider with other probes than the module's is an error, not a wrong call."""
-    with pytest.raises(ValueError, match="3 sites were given, and there are 29 probes"):
+    with pytest.raises(ValueError, match=f"3 sites were given, and there are {PROBE_COUNT} probes"):
         _native.set_sites([0, 0, 0])
 
 
@@ -123,7 +123,7 @@ def test_fire_passes_every_argument_exactly(recording: Any, number: Any) -> None
 
 def test_fire_refuses_what_is_no_probe() -> None:
     """A wrong number or too many arguments raise instead of jumping somewhere."""
-    with pytest.raises(ValueError, match="there is no probe 29"):
+    with pytest.raises(ValueError, match=f"there is no probe {PROBE_COUNT}"):
         _native.fire(PROBE_COUNT)
     with pytest.raises(TypeError, match="up to 4 integers"):
         _native.fire(0, 1, 2, 3, 4, 5)
@@ -141,6 +141,7 @@ def test_sending_fires_the_originals_probes_in_order(recording: Any) -> None:
     fd = sender.fileno()
     (start,) = recording.of(probes.MMSG_START_SEND)
     header = start[1]
+    waits_ns = [wait_ns for *_, wait_ns in recording.of(probes.MESSAGE_SENT)]
     assert recording.fired == [
         (probes.RING_PRODUCER_ACQUIRE, 1, 0, 8, 8),
         (probes.IO_TX_ACQUIRE, 1, 8),
@@ -155,11 +156,51 @@ def test_sending_fires_the_originals_probes_in_order(recording: Any) -> None:
         (probes.TASK_TX_ACQUIRE, 1, 2),
         (probes.MMSG_START_SEND, fd, header, 2),
         (probes.MMSG_FINISH_SEND, fd, header, 2, 0),
+        *[(probes.MESSAGE_SENT, 1, slot, wait_ns) for slot, wait_ns in enumerate(waits_ns)],
         (probes.TASK_TX_FINISH, 1, 0),
         (probes.TASK_TX_FINISH, 1, 1),
         (probes.TASK_TX_RELEASE, 1, 2),
         (probes.RING_CONSUMER_RELEASE, 1, 0, 2, 8),
     ]
+    sender.close()
+    receiver.close()
+
+
+def test_message_sent_tells_how_long_each_message_waited(recording: Any) -> None:
+    """From a message's first datagram to the end of its call, by the monotonic clock."""
+    sender, receiver = _open_pair()
+    address = pack_address(receiver.address)
+    before_ns = time.monotonic_ns()
+    sender.tx.write(address, [b"a" * 1200])
+    first_begun_ns = time.monotonic_ns()
+    time.sleep(0.002)
+    sender.tx.write(address, [b"a" * 1200] * 10)
+    sender.tx.flush()
+    most_ns = time.monotonic_ns() - before_ns
+    (channel, slot, first_ns), (_, next_slot, next_ns) = recording.of(probes.MESSAGE_SENT)
+    assert (channel, slot, next_slot) == (1, 0, 1)
+    assert 0 < next_ns <= first_ns - 2_000_000 <= first_ns <= most_ns
+    assert first_begun_ns > before_ns
+    sender.close()
+    receiver.close()
+
+
+def test_message_sent_knows_no_wait_of_what_was_begun_unheard(recording: Any) -> None:
+    """A message begun while nobody listened is told with 0; no older start is taken for its own."""
+    listening = Listening()
+    sender, receiver = _open_pair(listening=listening)
+    address = pack_address(receiver.address)
+    sender.tx.write(address, [b"a" * 1200])  # begun while someone listens, sent while nobody does
+    _native.set_sites([0] * PROBE_COUNT)
+    listening.refresh()
+    sender.tx.flush()
+    for _ in range(sender.tx.ring.capacity):  # so that its slot is used again
+        sender.tx.write(address, [b"b" * 1200, b"c" * 700])
+    _native.set_sites(recording.addresses)
+    listening.refresh()
+    sender.tx.flush()
+    waits = recording.of(probes.MESSAGE_SENT)
+    assert sorted(waits) == [[1, slot, 0] for slot in range(sender.tx.ring.capacity)]
     sender.close()
     receiver.close()
 
