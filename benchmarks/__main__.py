@@ -4,7 +4,7 @@
 
 import argparse
 
-from benchmarks.sides import Side, Work, run_side
+from benchmarks.sides import Outcome, Side, Work, run_side
 
 
 def main() -> None:
@@ -13,7 +13,7 @@ def main() -> None:
     """
     parser = argparse.ArgumentParser(prog="benchmarks", allow_abbrev=False)
     add = parser.add_argument
-    add("kinds", nargs="+", choices=("ours", "stock"))
+    add("kinds", nargs="+", choices=("ours", "stock", "floor", "traced"))
     add("--direction", choices=("download", "upload"), default="download")
     add("--bytes", type=int, default=64_000_000)
     add("--datagram", type=int, default=1200)
@@ -29,21 +29,32 @@ def main() -> None:
         connection_count=words.connections,
         stream_count=words.streams,
     )
+    answered_every = 20.0
     for _ in range(words.repeat):
         for kind in words.kinds:
-            extra = tuple(words.server_words.split()) if kind == "ours" else ()
-            run = run_side(Side(kind=kind, words=extra), work)
-            foreign_ns = run.busy_ns - run.server_ns - run.load_ns
-            print(
-                f"{kind:6} {run.server_cpu_s_per_gb:6.2f} CPU-s/GB {run.mb_per_s:7.1f} MB/s   "
-                f"busy: server {run.server_ns / run.seconds / 1e9:4.0%} "
-                f"load {run.load_ns / run.seconds / 1e9:4.0%}   "
-                f"load {run.load_cpu_s_per_gb:5.2f} CPU-s/GB, {run.load_received_datagrams:,} in, "
-                f"{run.load_sent_datagrams:,} out, {run.load_dropped_datagrams:,} dropped   "
-                f"steal {run.steal_ns / run.lasted_s / 1e9:.1%} "
-                f"foreign {foreign_ns / run.lasted_s / 1e9:.1%}",
-                flush=True,
+            is_ours = kind in {"ours", "traced"}
+            side = Side(
+                label=kind,
+                kind="ours" if is_ours else kind,
+                words=tuple(words.server_words.split()) if is_ours else (),
+                is_traced=kind == "traced",
             )
+            run = run_side(side, work, answered_every=answered_every)
+            answered_every = run.answered_every
+            print(f"{kind:6} {_render(run)}", flush=True)
+
+
+def _render(run: Outcome) -> str:
+    seconds = run.seconds or run.server_ns / 1e9
+    return (
+        f"{run.cpu_s_per_gb:6.2f} CPU-s/GB {run.mb_per_s:7.1f} MB/s   "
+        f"busy: server {run.server_ns / seconds / 1e9:4.0%} "
+        f"load {run.load_ns / seconds / 1e9:4.0%}   "
+        f"load {run.load_ns / run.total_bytes:5.2f} CPU-s/GB, "
+        f"{run.load_received_datagrams:,} in, {run.load_sent_datagrams:,} out, "
+        f"{run.load_dropped_datagrams:,} dropped   "
+        f"steal {run.steal:.1%} foreign {run.foreign:.1%}"
+    )
 
 
 if __name__ == "__main__":

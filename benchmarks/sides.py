@@ -6,18 +6,23 @@ import contextlib
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
+import psutil
+
+from benchmarks.hits_tracing import attached, find_tracer
 from benchmarks.measure import cpu_ns, machine_times
 from quiclab.errors import MachineError, RunError
+from quiclab.trace.script import Script, load_script
 from server.control import ControlError, request
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -30,7 +35,10 @@ _DONE_TIMEOUT_S: Final = 300.0
 _SETTLE_S: Final = 5.0
 _LOOK_S: Final = 0.005
 
-ServerKind = Literal["ours", "stock"]
+# The four names of the original's scripts; those that came later are beside them.
+SCRIPTS: Final = ("generic-offload", "io-latencies", "recv-buffers", "udp-syscall")
+
+SideKind = Literal["ours", "stock", "floor"]
 Direction = Literal["download", "upload"]
 
 
@@ -57,17 +65,21 @@ class Work:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
     """
-    A server under test.
+    What stands on one side of a comparison: a server under test, or the floor.
 
     Args:
+        label: A name for people.
         kind: Which server.
         words: More words of its command line.
         is_pinned: Whether server and load have a core each.
+        is_traced: Whether all four scripts are attached while it is measured.
     """
 
-    kind: ServerKind
+    label: str
+    kind: SideKind
     words: tuple[str, ...] = ()
     is_pinned: bool = True
+    is_traced: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +96,8 @@ class Outcome:
         load_received_datagrams: What the load received.
         load_sent_datagrams: What the load sent; of a download, acknowledgements.
         load_dropped_datagrams: What the load's sockets had no room for.
-        busy_ns: All cores, whoever for.
-        steal_ns: Taken by the hypervisor.
+        foreign_ns: All cores, for others than this measurement.
+        steal_ns: All cores, taken by the hypervisor.
         lasted_s: The time that the last two are about.
         report: The server's own counters.
     """
@@ -93,30 +105,79 @@ class Outcome:
     total_bytes: int
     seconds: float
     server_ns: int
-    worker_ns: tuple[int, ...]
-    load_ns: int
-    load_received_datagrams: int
-    load_sent_datagrams: int
-    load_dropped_datagrams: int
-    busy_ns: int
+    foreign_ns: int
     steal_ns: int
     lasted_s: float
+    worker_ns: tuple[int, ...] = ()
+    load_ns: int = 0
+    load_received_datagrams: int = 0
+    load_sent_datagrams: int = 0
+    load_dropped_datagrams: int = 0
     report: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def server_cpu_s_per_gb(self) -> float:
+    def cpu_s_per_gb(self) -> float:
         """CPU-seconds of the server for 10^9 bytes."""
         return self.server_ns / self.total_bytes
 
     @property
-    def load_cpu_s_per_gb(self) -> float:
-        """CPU-seconds of the load for 10^9 bytes."""
-        return self.load_ns / self.total_bytes
+    def mb_per_s(self) -> float:
+        """Goodput, 10^6 bytes a second; 0 for the floor."""
+        return self.total_bytes / self.seconds / 1e6 if self.seconds else 0.0
 
     @property
-    def mb_per_s(self) -> float:
-        """Goodput, 10^6 bytes a second."""
-        return self.total_bytes / self.seconds / 1e6
+    def steal(self) -> float:
+        """Part of the cores that the hypervisor kept."""
+        return self.steal_ns / 1e9 / self.lasted_s / _core_count()
+
+    @property
+    def foreign(self) -> float:
+        """Part of the cores that other processes used; ticks of 10 ms may make it negative."""
+        return self.foreign_ns / 1e9 / self.lasted_s / _core_count()
+
+    @property
+    def answered_every(self) -> float:
+        """
+        Datagrams that the receiving end took for each that it sent.
+
+        The load counts both ways; for an upload they swap places.
+        """
+        received, sent = self.load_received_datagrams, self.load_sent_datagrams
+        return max(received, sent) / max(1, min(received, sent))
+
+
+def _core_count() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+class _Watch:
+    """
+    Measures how much else goes on while something is measured.
+    """
+
+    def __init__(self) -> None:
+        # Whatever is not this process or a descendant of it is foreign.
+        own = psutil.Process()
+        self._pids = [own.pid, *(child.pid for child in own.children(recursive=True))]
+        self._machine, self._began_s = machine_times(), time.monotonic()
+        self._own_ns = self._read_own_ns()
+
+    def stop(self) -> dict[str, Any]:
+        """Fields of an Outcome."""
+        own_ns = self._read_own_ns() - self._own_ns
+        machine, lasted_s = machine_times(), time.monotonic() - self._began_s
+        return {
+            "foreign_ns": machine.busy_ns - self._machine.busy_ns - own_ns,
+            "steal_ns": machine.steal_ns - self._machine.steal_ns,
+            "lasted_s": lasted_s,
+        }
+
+    def _read_own_ns(self) -> int:
+        own_ns = 0
+        for pid in self._pids:
+            with contextlib.suppress(OSError):
+                own_ns += cpu_ns([pid])
+        return own_ns
 
 
 class RunningServer:
@@ -147,6 +208,13 @@ class RunningServer:
         except ControlError as error:
             raise RunError(f"the server under test: {error}") from error
 
+    def traced_probes(self) -> set[str]:
+        """
+        Name the probes that every worker's sites show as traced.
+        """
+        workers = self.ask("reset")["workers"]
+        return set.intersection(*(set(worker["traced_probes"]) for worker in workers))
+
     def load_words(self, work: Work) -> list[str]:
         """The load's command line against this server."""
         ip, port = self.description["address"][:2]
@@ -168,12 +236,18 @@ def running_server(side: Side, work: Work, directory: Path) -> Iterator[RunningS
         RunError: It does not start.
     """
     control_path = directory / "server.sock"
-    argv = [sys.executable, *server_words(side, work), "--control", str(control_path)]
+    argv = [*server_words(side, work), "--control", str(control_path)]
+    if side.kind == "ours":
+        argv += ["--probe-directory", str(directory)]
     with (directory / "server.log").open("w") as log:
-        process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=log, text=True, cwd=ROOT)
+        process = subprocess.Popen(
+            _command(argv, SERVER_CORE if side.is_pinned else None),
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+            text=True,
+            cwd=ROOT,
+        )
         try:
-            if side.is_pinned:
-                _pin(process.pid, SERVER_CORE)
             yield RunningServer(process, control_path, directory / "ca.pem")
         except RunError as error:
             words = (directory / "server.log").read_text().strip().rpartition("\n")[2]
@@ -197,9 +271,15 @@ def server_words(side: Side, work: Work) -> list[str]:
     return ["-m", "server", "--datagram", datagram, "--verify-content", *side.words]
 
 
-def _pin(pid: int, core: int) -> None:
-    usable = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(pid, {usable[core % len(usable)]})
+def _command(words: Sequence[str], core: int | None) -> list[str]:
+    """A Python program on a core, which ends when this process does."""
+    argv = [sys.executable, *words]
+    if core is not None:
+        usable = sorted(os.sched_getaffinity(0))
+        argv = ["taskset", "--cpu-list", str(usable[core % len(usable)]), *argv]
+    if shutil.which("setpriv"):
+        argv = ["setpriv", "--pdeathsig", "KILL", *argv]
+    return argv
 
 
 class RunningLoad:
@@ -242,15 +322,16 @@ def running_load(server: RunningServer, work: Work, *, is_pinned: bool) -> Itera
     Start the load, on its core, and end it afterwards.
     """
     process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.load", *server.load_words(work)],
+        _command(
+            ["-m", "benchmarks.load", *server.load_words(work)],
+            LOAD_CORE if is_pinned else None,
+        ),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         cwd=ROOT,
     )
     try:
-        if is_pinned:
-            _pin(process.pid, LOAD_CORE)
         yield RunningLoad(process)
         process.communicate(timeout=_END_TIMEOUT_S)
     finally:
@@ -259,17 +340,88 @@ def running_load(server: RunningServer, work: Work, *, is_pinned: bool) -> Itera
             process.communicate()
 
 
-def run_side(side: Side, work: Work) -> Outcome:
+def run_side(side: Side, work: Work, *, answered_every: float = 0.0) -> Outcome:
     """
     Start a server, move the work, end the server; what it cost.
 
+    Args:
+        side: Which server.
+        work: What is moved.
+        answered_every: How often the floor's receiver answers; of no meaning to a server.
+
     Raises:
         RunError: A byte was wrong or missing, or a process failed.
+        MachineError: A traced side cannot be traced here.
     """
+    if side.kind == "floor":
+        return run_floor(work, answered_every=answered_every)
+    tracer = find_tracer() if side.is_traced else []
     with tempfile.TemporaryDirectory(prefix="quiclab-bench-") as name:
         directory = Path(name)
         with running_server(side, work, directory) as server:
-            return run_load(server, work, is_pinned=side.is_pinned)
+            if not side.is_traced:
+                return run_load(server, work, is_pinned=side.is_pinned)
+            with _traced(server, tracer, directory):
+                return run_load(server, work, is_pinned=side.is_pinned)
+
+
+@contextlib.contextmanager
+def _traced(server: RunningServer, tracer: Sequence[str], directory: Path) -> Iterator[None]:
+    provider_path = server.description["probes"]["provider_path"]
+    if provider_path is None:
+        raise MachineError(f"nothing can be traced: {server.description['probes']['note']}")
+    scripts: list[Script] = [load_script(name) for name in SCRIPTS]
+    wanted = {name for script in scripts for name in script.server_probe_names}
+    with attached(
+        tracer,
+        [script.path for script in scripts],
+        Path(provider_path),
+        directory,
+        is_on=lambda: server.traced_probes() >= wanted,
+        is_off=lambda: not server.traced_probes(),
+    ):
+        yield
+
+
+def run_floor(work: Work, *, answered_every: float) -> Outcome:
+    """
+    Move the work in memory, in a process of its own on the server's core.
+
+    Raises:
+        RunError: A byte was wrong or missing.
+    """
+    words = [
+        *("--direction", work.direction, "--bytes", str(work.total_bytes)),
+        *("--datagram", str(work.datagram_bytes), "--streams", str(work.stream_count)),
+        *("--answered-every", f"{answered_every:.3f}"),
+    ]
+    process = subprocess.Popen(
+        _command(["-m", "benchmarks.floor", *words], SERVER_CORE),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+    try:
+        floor = RunningLoad(process)
+        watch = _Watch()
+        done = floor.hear("done", timeout_s=_DONE_TIMEOUT_S)
+        noise = watch.stop()
+        process.communicate(timeout=_END_TIMEOUT_S)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+    server, client = int(done["server_datagrams"]), int(done["client_datagrams"])
+    return Outcome(
+        total_bytes=int(done["total_bytes"]),
+        seconds=0.0,
+        server_ns=int(done["server_ns"]),
+        worker_ns=(int(done["server_ns"]),),
+        load_received_datagrams=server,
+        load_sent_datagrams=client,
+        **noise,
+    )
 
 
 def run_load(server: RunningServer, work: Work, *, is_pinned: bool = True) -> Outcome:
@@ -282,12 +434,12 @@ def run_load(server: RunningServer, work: Work, *, is_pinned: bool = True) -> Ou
     with running_load(server, work, is_pinned=is_pinned) as load:
         load.hear("ready", timeout_s=_READY_TIMEOUT_S)
         server.ask("reset")
-        machine, began_s = machine_times(), time.monotonic()
+        watch = _Watch()
         before = [cpu_ns([pid]) for pid in server.pids]
         load.tell()
         done = load.hear("done", timeout_s=_DONE_TIMEOUT_S)
         after = [cpu_ns([pid]) for pid in server.pids]
-        machine_after, lasted_s = machine_times(), time.monotonic() - began_s
+        noise = watch.stop()
         report = _settled_report(server, work)
         load.tell()
     _check(work, done, report)
@@ -301,10 +453,8 @@ def run_load(server: RunningServer, work: Work, *, is_pinned: bool = True) -> Ou
         load_received_datagrams=int(done["received_datagrams"]),
         load_sent_datagrams=int(done["sent_datagrams"]),
         load_dropped_datagrams=int(done["dropped_datagrams"]),
-        busy_ns=machine_after.busy_ns - machine.busy_ns,
-        steal_ns=machine_after.steal_ns - machine.steal_ns,
-        lasted_s=lasted_s,
         report=report["total"],
+        **noise,
     )
 
 
