@@ -7,6 +7,7 @@ Everything heavier than this page is imported by the task that needs it, so that
 
 from quiclab.command.cli import lab_task, main
 from quiclab.command.words import (
+    BenchWords,
     BuildWords,
     CheckWords,
     CleanWords,
@@ -75,6 +76,16 @@ def test(words: TestWords) -> int:
     from quiclab.command import upkeep
 
     return upkeep.test(words)
+
+
+@lab_task(BenchWords)
+def bench(words: BenchWords) -> int:
+    """
+    Measure the server against stock aioquic, against its floor, and as it grows.
+    """
+    from benchmarks import session
+
+    return session.bench(words)
 
 
 @lab_task(CheckWords)

@@ -68,15 +68,15 @@ class Side:
     What stands on one side of a comparison: a server under test, or the floor.
 
     Args:
-        label: A name for people.
         kind: Which server.
+        label: A name for people.
         words: More words of its command line.
         is_pinned: Whether server and load have a core each.
         is_traced: Whether all four scripts are attached while it is measured.
     """
 
-    label: str
     kind: SideKind
+    label: str = ""
     words: tuple[str, ...] = ()
     is_pinned: bool = True
     is_traced: bool = False

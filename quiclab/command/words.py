@@ -116,5 +116,31 @@ class TestWords:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BenchWords:
+    """The options of `bench`."""
+
+    only: Sequence[str] = option(
+        "comparisons by name, or by how their names begin: stock, floor-1200-64, connections "
+        "(default: all; --plan lists them)",
+        is_many=True,
+    )
+    quick: bool = option("the core comparisons alone, in about a minute", default=False)
+    pairs: str = option("pairs of runs of each comparison (default 5, with --quick 2)")
+    datagram: str = option(
+        "bytes of a full datagram in the comparisons that are not about one size (default 1200)"
+    )
+    buffer: str = option("bytes of our server's TX ring: 8000000, 128k, 8M (default 128000)")
+    instructions: bool = option(
+        "count instructions a datagram under valgrind instead of measuring time", default=False
+    )
+    output: str = option("parent folder of the result's folder (default artifacts)")
+    label: str = option("a name for people, kept in the result")
+    plan: bool = option("print what would be done and touch nothing", default=False)
+    install: bool = option("install the Debian packages that are missing", default=True)
+    yes: bool = option("agree to installs", default=False)
+    json: bool = option("print the result as one JSON document on stdout", default=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckWords:
     """`check` has no options."""

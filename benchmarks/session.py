@@ -1,0 +1,334 @@
+"""
+What one `bench` command does: choose, measure in pairs, keep, show.
+"""
+
+import json
+import platform
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.cases import REFERENCE_LOOP_NS, Case, Wishes, choose_cases, make_cases
+from benchmarks.hits_tracing import find_tracer
+from benchmarks.measure import Calibration, calibrate
+from benchmarks.pairs import orders, run_until_quiet
+from benchmarks.results import (
+    DOCUMENT,
+    CalibrationFacts,
+    CaseResult,
+    Document,
+    PairResult,
+    RunResult,
+    render_document,
+)
+from benchmarks.sides import Outcome, Side, Work, check_cores, run_side
+from benchmarks.table import render_calibration, render_notes, render_table
+from quiclab.artifacts import RunFolder, render_folder_name
+from quiclab.command.readiness import Readiness
+from quiclab.command.summary import Line
+from quiclab.command.terminal import Terminal
+from quiclab.command.words import BenchWords
+from quiclab.errors import ExitCode, MachineError, RunError, UsageError, worst_exit_code
+from quiclab.machine.host import collect_git, collect_host
+from quiclab.machine.setup import ROOT
+from quiclab.units import parse_count, parse_size, render_size
+from server.settings import LARGEST_DATAGRAM_BYTES, SMALLEST_DATAGRAM_BYTES
+
+_PAIR_COUNT: Final = 5
+_QUICK_PAIR_COUNT: Final = 2
+_MOST_PAIRS: Final = 100
+_QUICK_LOAD: Final = 0.6  # of the usual bytes
+# A machine outside these is measured with loads that last longer or shorter.
+_SLOWEST, _FASTEST = 0.25, 4.0
+_OVERHEAD_S: Final = 2.0  # of each run, for processes that start and shake hands
+_VERSIONS: Final = ("aioquic", "qh3", "cryptography")
+
+RunSide = Callable[[Side, Work, float], Outcome]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """
+    What is to be measured.
+
+    Args:
+        asked: The words, as kept in the document.
+        cases: The comparisons, in order.
+        pair_count: Of each.
+        is_chosen: Whether the user named the comparisons.
+    """
+
+    asked: Mapping[str, Any]
+    cases: Sequence[Case]
+    pair_count: int
+    is_chosen: bool
+
+
+@dataclass(slots=True)
+class _Progress:
+    """What has been measured so far; an interruption leaves it as it is."""
+
+    results: list[CaseResult] = field(default_factory=list)
+    done_count: int = 0
+
+
+def bench(words: BenchWords) -> ExitCode:
+    """
+    Measure what was asked for.
+
+    Raises:
+        UsageError: A word makes no sense; nothing was started.
+        MachineError: It cannot be measured here; nothing was started.
+    """
+    terminal = Terminal(is_json=words.json)
+    if words.plan:
+        show_plan(terminal, plan_measurement(words, speed=1.0), words)
+        return ExitCode.OK
+    plan_measurement(words, speed=1.0)  # a wrong word is told before anything begins
+    check_cores()
+    readiness = Readiness(terminal, may_install=words.install, is_agreed=words.yes)
+    readiness.prepare_build()
+    if words.instructions:
+        return _count_instructions(words, terminal)
+    terminal.step("machine", "calibrating", 0.0)
+    before = calibrate()
+    terminal.note("machine", render_calibration(CalibrationFacts.of(before), None))
+    plan = plan_measurement(words, speed=_speed(before))
+    return _measure(plan, words, terminal, before)
+
+
+def plan_measurement(words: BenchWords, *, speed: float) -> Plan:
+    """
+    Turn the words into comparisons.
+
+    Args:
+        words: As written.
+        speed: How many times faster than the reference this machine is.
+
+    Raises:
+        UsageError: A word makes no sense.
+    """
+    if words.instructions and (words.only or words.quick or words.pairs):
+        raise UsageError("--instructions counts its own cases; leave out --only, --quick, --pairs")
+    datagram_bytes = 0
+    if words.datagram:
+        datagram_bytes = parse_count(
+            words.datagram,
+            option="--datagram",
+            least=SMALLEST_DATAGRAM_BYTES,
+            # What the server's MTU of 9,000 carries.
+            most=min(LARGEST_DATAGRAM_BYTES, 9_000 - 28),
+        )
+    wishes = Wishes(
+        datagram_bytes=datagram_bytes,
+        speed=speed * (_QUICK_LOAD if words.quick else 1.0),
+        **({"buffer_bytes": parse_size(words.buffer, option="--buffer")} if words.buffer else {}),
+    )
+    usual = _QUICK_PAIR_COUNT if words.quick else _PAIR_COUNT
+    pair_count = (
+        parse_count(words.pairs, option="--pairs", most=_MOST_PAIRS) if words.pairs else usual
+    )
+    only = [name for each in words.only for name in each.split(",") if name]
+    return Plan(
+        asked={
+            "only": only,
+            "quick": words.quick,
+            "pairs": pair_count,
+            "datagram_bytes": datagram_bytes,
+            "buffer_bytes": wishes.buffer_bytes,
+        },
+        cases=choose_cases(make_cases(wishes), only=only, is_quick=words.quick),
+        pair_count=pair_count,
+        is_chosen=bool(only),
+    )
+
+
+def show_plan(terminal: Terminal, plan: Plan, words: BenchWords) -> None:
+    """
+    Say what would be measured; nothing is started or made.
+    """
+    if words.instructions:
+        terminal.note("bench", "instructions per datagram, under valgrind")
+        return
+    for case in plan.cases:
+        needs = " (needs root and bpftrace)" if case.needs_tracer else ""
+        terminal.note("bench", f"{case.name}: {case.question}{needs}")
+        terminal.note(
+            "", f"{plan.pair_count} pairs of {case.b_work.total_bytes / 1e6:.0f} MB a run"
+        )
+    run_count = 2 * plan.pair_count * len(plan.cases)
+    minutes = run_count * (_OVERHEAD_S + 2.0) / 60
+    terminal.note("time", f"{run_count} runs, some {max(1.0, minutes):.0f} min")
+    terminal.note("folder", words.output or "artifacts")
+
+
+def measure_case(
+    case: Case,
+    *,
+    pair_count: int,
+    run: RunSide,
+    on_run: Callable[[], None] = lambda: None,
+) -> list[PairResult]:
+    """
+    Measure one comparison.
+
+    Args:
+        case: Which one.
+        pair_count: How many pairs.
+        run: Makes one run of a side; its last argument is how often the floor's receiver
+            answers.
+        on_run: Called after each run that counts.
+
+    Raises:
+        RunError: A run went wrong.
+        MachineError: This machine cannot do it.
+    """
+    answered_every = 1.0
+    if case.a.kind == "floor":  # it is told how often the other side's client answered
+        answered_every = run(case.b, case.b_work, 0.0).answered_every
+    pairs = []
+    for order in orders(pair_count):
+        outcomes: dict[str, Outcome] = {}
+        for name in order:
+            side, work = (case.a, case.a_work) if name == "A" else (case.b, case.b_work)
+            every = answered_every
+
+            def once(side: Side = side, work: Work = work, every: float = every) -> Outcome:
+                return run(side, work, every)
+
+            outcomes[name] = run_until_quiet(once)
+            if name == "B":
+                answered_every = outcomes[name].answered_every
+            on_run()
+        a, b = outcomes["A"], outcomes["B"]
+        pairs.append(
+            PairResult(
+                order=order, a=RunResult.of(a), b=RunResult.of(b), value=case.figure.of(a, b)
+            )
+        )
+    return pairs
+
+
+def _speed(calibration: Calibration) -> float:
+    return min(_FASTEST, max(_SLOWEST, REFERENCE_LOOP_NS / calibration.loop_ns))
+
+
+def _run(side: Side, work: Work, answered_every: float) -> Outcome:
+    return run_side(side, work, answered_every=answered_every)
+
+
+def _measure(plan: Plan, words: BenchWords, terminal: Terminal, before: Calibration) -> ExitCode:
+    started_at = datetime.now(UTC)
+    progress = _Progress()
+    after = None
+    try:
+        codes = [_measure_one(case, plan, progress, terminal) for case in plan.cases]
+        after = CalibrationFacts.of(calibrate())
+    finally:
+        terminal.end_step()
+        if progress.results:
+            document = Document(
+                state="interrupted" if after is None else "done",
+                label=words.label,
+                started_at=started_at,
+                ended_at=datetime.now(UTC),
+                asked=plan.asked,
+                host=collect_host(),
+                git=collect_git(ROOT),
+                python_build=f"{platform.python_build()[0]} {platform.python_compiler()}",
+                versions={name: version(name) for name in _VERSIONS},
+                calibration_before=CalibrationFacts.of(before),
+                calibration_after=after,
+                cases=tuple(progress.results),
+            )
+            _show(document, words, terminal, plan)
+    return worst_exit_code(codes)
+
+
+def _measure_one(case: Case, plan: Plan, progress: _Progress, terminal: Terminal) -> ExitCode:
+    run_count = 2 * plan.pair_count * len(plan.cases)
+    began_at = progress.done_count
+
+    def say(done_count: int) -> None:
+        pair = min(plan.pair_count, (done_count - began_at) // 2 + 1)
+        terminal.step(
+            "bench", f"{case.name}, pair {pair} of {plan.pair_count}", done_count / run_count
+        )
+
+    def on_run() -> None:
+        progress.done_count += 1
+        say(progress.done_count)
+
+    say(progress.done_count)
+    code = ExitCode.OK
+    pairs: list[PairResult] = []
+    failure = ""
+    try:
+        if case.needs_tracer:
+            find_tracer()
+        pairs = measure_case(case, pair_count=plan.pair_count, run=_run, on_run=on_run)
+    except MachineError as error:
+        failure = str(error)
+        code = ExitCode.MACHINE_CANNOT if plan.is_chosen else ExitCode.OK
+    except RunError as error:
+        failure = str(error)
+        code = ExitCode.INVALID
+    progress.done_count = began_at + 2 * plan.pair_count
+    result = CaseResult.of(case, pairs, failure=failure)
+    progress.results.append(result)
+    if pairs and not result.is_reliable:
+        code = worst_exit_code([code, ExitCode.INCONCLUSIVE])
+    return code
+
+
+def _show(document: Document, words: BenchWords, terminal: Terminal, plan: Plan) -> None:
+    value = render_document(document)
+    folder = _make_folder(words, document.started_at, str(plan.asked["buffer_bytes"]))
+    folder.write_json(DOCUMENT, value)
+    lines = [Line("", row, is_preformatted=True) for row in render_table(document.cases)]
+    for case in document.cases:
+        lines += [Line("note", f"{case.name}: {note}") for note in render_notes(case)]
+    lines.append(
+        Line(
+            "machine",
+            render_calibration(document.calibration_before, document.calibration_after),
+        )
+    )
+    terminal.say([Line("", ""), *lines])
+    terminal.say_folder(folder.path)
+    if words.json:
+        terminal.say_json(json.dumps(value))
+
+
+def _make_folder(words: BenchWords, started_at: datetime, buffer: str) -> RunFolder:
+    name = render_folder_name(
+        started_at=started_at,
+        scripts=["bench"],
+        buffer=render_size(int(buffer)),
+        short_id=secrets.token_hex(2),
+    )
+    return RunFolder.create(Path(words.output or "artifacts"), name)
+
+
+def _count_instructions(words: BenchWords, terminal: Terminal) -> ExitCode:
+    from benchmarks.instructions import (  # noqa: PLC0415 - nothing else needs valgrind
+        measure_instructions,
+        render_instructions,
+    )
+
+    report = measure_instructions(
+        on_progress=lambda text, fraction: terminal.step("bench", text, fraction)
+    )
+    terminal.end_step()
+    value = report.model_dump(mode="json")
+    folder = _make_folder(words, datetime.now(UTC), str(Wishes().buffer_bytes))
+    folder.write_json("instructions.json", value)
+    terminal.say([Line("", line, is_preformatted=True) for line in render_instructions(report)])
+    terminal.say_folder(folder.path)
+    if words.json:
+        terminal.say_json(json.dumps(value))
+    return ExitCode.OK
