@@ -19,6 +19,7 @@ def main() -> None:
     add("--datagram", type=int, default=1200)
     add("--connections", type=int, default=1)
     add("--streams", type=int, default=1)
+    add("--answer-every", type=int, default=0, help="datagrams a client's answer, 0: 4 messages")
     add("--repeat", type=int, default=3)
     add("--server-words", default="", help="more words for ours, such as '--max-segments 64'")
     words = parser.parse_args()
@@ -28,6 +29,7 @@ def main() -> None:
         datagram_bytes=words.datagram,
         connection_count=words.connections,
         stream_count=words.streams,
+        answer_every=words.answer_every,
     )
     answered_every = 20.0
     for _ in range(words.repeat):

@@ -180,6 +180,20 @@ def _stock_cases() -> list[Case]:
                 is_sized=True,
             )
         )
+    work = replace(_work("download", SMALL_BYTES), answer_every=_SEGMENTS_OF_THE_LAB)
+    cases.append(
+        Case(
+            name=f"stock-even-{SMALL_BYTES}",
+            question="ours against stock aioquic, the client answers every "
+            f"{_SEGMENTS_OF_THE_LAB} datagrams of either",
+            a=_STOCK,
+            b=_OURS,
+            a_work=work,
+            b_work=work,
+            figure=Figure.CPU_SAVED,
+            is_sized=True,
+        )
+    )
     return cases
 
 

@@ -110,6 +110,7 @@ class SideFacts(_Model):
     datagram_bytes: int
     connection_count: int
     stream_count: int
+    answer_every: int
 
     @classmethod
     def of(cls, side: Side, work: Work) -> Self:

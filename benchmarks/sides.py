@@ -53,6 +53,7 @@ class Work:
         datagram_bytes: Largest datagram, of both ends.
         connection_count: Connections.
         stream_count: Streams of each.
+        answer_every: Datagrams that the load takes before it answers; 0: four messages.
     """
 
     direction: Direction
@@ -60,6 +61,7 @@ class Work:
     datagram_bytes: int
     connection_count: int = 1
     stream_count: int = 1
+    answer_every: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,7 +225,7 @@ class RunningServer:
             *("--server-name", self.description["server_name"], "--ca-file", str(self.ca_path)),
             *("--direction", work.direction, "--bytes", str(work.total_bytes)),
             *("--connections", str(work.connection_count), "--streams", str(work.stream_count)),
-            *("--datagram", str(work.datagram_bytes)),
+            *("--datagram", str(work.datagram_bytes), "--answer-every", str(work.answer_every)),
         ]
 
 
