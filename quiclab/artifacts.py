@@ -97,6 +97,23 @@ class RoleFacts(BaseModel):
         )
 
 
+class Timing(BaseModel):
+    """
+    What a run took, and how much of that was the load it was asked for.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    total_s: float
+    """From the command's start to the final manifest; of a later run of one command from the
+    end of the run before. What is printed then, and the process's exit, come on top."""
+    load_asked_s: float | None
+    load_s: float | None
+    """By the client's own clock; None when it left no result."""
+    beyond_load_s: float
+    """The lab's own cost: the total less the load."""
+
+
 class Manifest(BaseModel):
     """
     Everything a reader needs to understand, compare and repeat a run.
@@ -132,7 +149,9 @@ class Manifest(BaseModel):
     image_digest: str | None = None
     git: GitFacts
     durations_s: Mapping[str, float] = Field(default_factory=dict)
-    """Seconds spent in each phase of the run."""
+    """Seconds spent in each phase of the run, in their order, which add up to the total; of
+    what came before it under "start" (interpreter, imports) and "set-up" (engine, image)."""
+    timing: Timing | None = None
     socket_drops: Mapping[str, Any] = Field(default_factory=dict)
     verdict: Verdict | None = None
 

@@ -39,7 +39,7 @@ from quiclab.grants import fit_download_window, fit_upload_window, list_grants, 
 from quiclab.interrupts import Interruption, Interrupts
 from quiclab.observer import Observer, Phase, SilentObserver
 from quiclab.record import Record
-from quiclab.runner.base import CLIENT, SERVER, TRACER, Place, Runner
+from quiclab.runner.base import CLIENT, SERVER, TRACER, Place, Runner, tracer_roles
 from quiclab.runner.words import find_last_words
 from quiclab.scenario import Scenario
 from quiclab.trace.events import Trace
@@ -55,7 +55,8 @@ ATTACH_LIMIT_S: Final = 30.0  # 29 probes take 0.7 s; 5 s were seen on a busy ma
 # a script with neither is given this long.
 SILENT_ATTACH_S: Final = 3.0
 SETTLE_LIMIT_S: Final = 10.0  # closing takes three probe timeouts (RFC 9000, Section 10.2)
-POLL_S: Final = 0.1
+# A look at a tracer's file or a question to the server takes 0.1 to 2 ms in every place.
+POLL_S: Final = 0.02
 PROGRESS_S: Final = 0.25
 # A client ends a load that stalls or takes too long by itself (client/plan.py, 30 s and
 # the same rate); the lab's own limit is for a client that hangs.
@@ -105,6 +106,7 @@ def run(
     output: Path,
     observer: Observer | None = None,
     clock: Clock | None = None,
+    before_s: Mapping[str, float] | None = None,
 ) -> RunResult:
     """
     Make one run and judge it.
@@ -118,6 +120,7 @@ def run(
         output: The folder in which the run's folder is made.
         observer: Hears about phases, progress and facts.
         clock: Time; the fake runner brings its own.
+        before_s: What the command spent before, by what on; it is part of what the run cost.
 
     Raises:
         UsageError: What is asked makes no sense; nothing was made.
@@ -126,7 +129,7 @@ def run(
     """
     clock = clock or SystemClock()
     evidence = Evidence(scenario=scenario, tracers=_plan_tracers(scenario))
-    record = Record(evidence, observer=observer or SilentObserver(), clock=clock)
+    record = Record(evidence, observer=observer or SilentObserver(), clock=clock, before_s=before_s)
     with Interrupts() as interrupts:
         story = _Run(evidence, record, runner, interrupts, clock)
         story.check_machine()
@@ -167,6 +170,7 @@ class _Run:
         self._runner = runner
         self._interrupts = interrupts
         self._clock = clock
+        self._tracers_started_s = 0.0
 
     def check_machine(self) -> None:
         """
@@ -199,9 +203,10 @@ class _Run:
             self._note_place(place)
             try:
                 server = self._start_server(place)
-                client = self._start_client(place, server)
-                self._fit_windows(place, server, client)
-                self._attach_tracers(place, server)
+                self._start_client(place, server)
+                self._start_tracers(place, server)
+                self._await_client_ready(place, server)
+                self._await_tracers(place)
                 self._drive_load(place)
                 self._settle(place)
             finally:
@@ -225,9 +230,9 @@ class _Run:
             raise RunError(f"the server carries no probes: {server.probes.note}")
         return server
 
-    def _start_client(self, place: Place, server: ServerDescription) -> ClientDescription:
+    def _start_client(self, place: Place, server: ServerDescription) -> None:
         """
-        Its sockets are made and described; no packet is sent before it is told.
+        No packet is sent before it is told; it gets ready while the tracers attach.
         """
         self._record.begin(Phase.CLIENT)
         place.write(CLIENT, CLIENT_CA, server.certificate_pem.encode())
@@ -236,30 +241,12 @@ class _Run:
             cap_bytes = fit_upload_window(self._scenario, server)
         argv = client_command(self._scenario, place, server, window_cap_bytes=cap_bytes)
         self._start(place, CLIENT, argv)
-        client = ClientDescription.read(self._ask(place, CLIENT, "describe"))
-        self._evidence.client = client
-        return client
 
-    def _fit_windows(
-        self, place: Place, server: ServerDescription, client: ClientDescription
-    ) -> None:
+    def _start_tracers(self, place: Place, server: ServerDescription) -> None:
         """
-        A burst that its receiver cannot hold is lost on loopback: no window may be larger.
+        All at once, beside the client; that they are attached is awaited later.
         """
-        cap_bytes = fit_download_window(server, client)
-        if self._scenario.direction != "upload" and cap_bytes != server.granted.window_cap_bytes:
-            self._ask(place, SERVER, "configure", window_cap_bytes=cap_bytes)
-        self._evidence.grants = [
-            *list_grants(self._scenario, server, client, sysctls=self._record.sysctls),
-            *list_windows(self._scenario, server, client),
-        ]
-
-    def _attach_tracers(self, place: Place, server: ServerDescription) -> None:
-        """
-        All start at once; each one's own record says when it is attached, and to how many.
-        """
-        self._record.begin(Phase.TRACER)
-        started_s = self._clock.now_s()
+        self._tracers_started_s = self._clock.now_s()
         provider_path = place.provider_path_for_tracer(server.probes.provider_path or "")
         environment = tracer_environment(self._scenario)
         for tracer in self._evidence.tracers:
@@ -269,13 +256,34 @@ class _Run:
                 place, tracer.role, script_file=file_name, provider_path=provider_path
             )
             self._start(place, tracer.role, argv, environment)
+
+    def _await_client_ready(self, place: Place, server: ServerDescription) -> None:
+        """
+        Its sockets are made now. A burst that its receiver cannot hold is lost on loopback:
+        no window may be larger.
+        """
+        client = ClientDescription.read(self._ask(place, CLIENT, "describe"))
+        self._evidence.client = client
+        cap_bytes = fit_download_window(server, client)
+        if self._scenario.direction != "upload" and cap_bytes != server.granted.window_cap_bytes:
+            self._ask(place, SERVER, "configure", window_cap_bytes=cap_bytes)
+        self._evidence.grants = [
+            *list_grants(self._scenario, server, client, sysctls=self._record.sysctls),
+            *list_windows(self._scenario, server, client),
+        ]
+
+    def _await_tracers(self, place: Place) -> None:
+        """
+        Each one's own record says when it is attached, and to how many.
+        """
+        self._record.begin(Phase.TRACER)
         for tracer in self._evidence.tracers:
             with self._interrupts.allowed():
-                self._await_attached(place, tracer, deadline_s=started_s + ATTACH_LIMIT_S)
-        took_s = self._clock.now_s() - started_s
-        self._record.note(
-            "tracer", render_tracers(self._evidence.tracers, place.facts, took_s=took_s)
-        )
+                deadline_s = self._tracers_started_s + ATTACH_LIMIT_S
+                self._await_attached(place, tracer, deadline_s=deadline_s)
+        took_s = self._clock.now_s() - self._tracers_started_s
+        line = render_tracers(self._evidence.tracers, place.facts, took_s=took_s)
+        self._record.note("tracer", line)
 
     def _await_attached(self, place: Place, tracer: TracerEvidence, *, deadline_s: float) -> None:
         announced_s: float | None = None
@@ -402,8 +410,8 @@ def _plan_tracers(scenario: Scenario) -> list[TracerEvidence]:
         if names.count(name) > 1:
             raise UsageError(f"--script {asked} is given twice in one run; name each script once")
     return [
-        TracerEvidence(role=TRACER if index == 1 else f"{TRACER}-{index}", script=script)
-        for index, script in enumerate(scripts, start=1)
+        TracerEvidence(role=role, script=script)
+        for role, script in zip(tracer_roles(len(scripts)), scripts, strict=True)
     ]
 
 

@@ -19,6 +19,7 @@ from quiclab.artifacts import (
     RunFolder,
     RunnerFacts,
     State,
+    Timing,
     render_folder_name,
     render_json,
 )
@@ -42,16 +43,25 @@ class Record:
     One run on paper: its name, its folder, how long each phase took.
     """
 
-    def __init__(self, evidence: Evidence, *, observer: Observer, clock: Clock) -> None:
+    def __init__(
+        self,
+        evidence: Evidence,
+        *,
+        observer: Observer,
+        clock: Clock,
+        before_s: Mapping[str, float] | None = None,
+    ) -> None:
         self.started_at = datetime.now(UTC)
         self.short_id = "".join(secrets.choice(_ID_LETTERS) for _ in range(_ID_LENGTH))
         self.run_id = f"{self.started_at:%Y%m%dT%H%M%SZ}-{self.short_id}"
-        self.durations_s: dict[str, float] = {}
+        self.durations_s: dict[str, float] = dict(before_s or {})
         self._evidence = evidence
         self._observer = observer
         self._clock = clock
-        self._phase: Phase | None = None
-        self._phase_started_s = 0.0
+        # The first phase is announced later, when there is somebody to tell.
+        self._phase: Phase | None = Phase.PREFLIGHT
+        self._began_s = self._phase_started_s = clock.now_s()
+        self._before_s = sum(self.durations_s.values())
         self._folder: RunFolder | None = None
         # Asked before the load, so that the load average is not the run's own.
         self._host = collect_host()
@@ -156,8 +166,20 @@ class Record:
     def _end_phase(self) -> None:
         if self._phase is not None:
             took_s = self._clock.now_s() - self._phase_started_s
-            self.durations_s[self._phase.value] = round(took_s, 4)
+            so_far_s = self.durations_s.get(self._phase.value, 0.0)
+            self.durations_s[self._phase.value] = round(so_far_s + took_s, 4)
             self._phase = None
+
+    def _time(self) -> Timing:
+        result = self._evidence.client_result
+        total_s = self._before_s + self._clock.now_s() - self._began_s
+        load_s = None if result is None else result.load_s
+        return Timing(
+            total_s=round(total_s, 4),
+            load_asked_s=self._evidence.scenario.duration_s,
+            load_s=load_s,
+            beyond_load_s=round(total_s - (load_s or 0.0), 4),
+        )
 
     def _trace_files(self) -> Iterator[tuple[str, bytes | str]]:
         tracers = self._evidence.tracers
@@ -202,6 +224,7 @@ class Record:
             image_digest=details.get("image_id"),
             git=self._git,
             durations_s=self.durations_s,
+            timing=None if state == "running" else self._time(),
             socket_drops=evidence.socket_drops,
             verdict=verdict,
         )

@@ -7,12 +7,12 @@ What one `trace` command does: its runs, one after the other, in one place.
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quiclab.clock import Clock
+from quiclab.clock import Clock, process_age_s
 from quiclab.command.plan import plan_scenarios
 from quiclab.command.readiness import Readiness, chosen_engine
 from quiclab.command.summary import render_json, render_logs, render_result, render_verdict
@@ -38,6 +38,7 @@ def trace(words: TraceWords) -> ExitCode:
         MachineError: It cannot be done here; nothing was started.
         InterruptedRunError: INT or TERM ended a run; it is shown as far as it came.
     """
+    started_s = process_age_s()
     scenarios = plan_scenarios(words)
     runs = [(each, [load_script(name) for name in each.scripts]) for each in scenarios]
     terminal = make_terminal(words)
@@ -45,7 +46,15 @@ def trace(words: TraceWords) -> ExitCode:
         show_plan(terminal, runs, words)
         return ExitCode.OK
     with opened_runner(words, terminal) as runner:
-        return run_all(runs, runner=runner, terminal=terminal, output=output_folder(words))
+        from quiclab import experiment  # noqa: F401, PLC0415  (so that its time is told as set-up)
+
+        return run_all(
+            runs,
+            runner=runner,
+            terminal=terminal,
+            output=output_folder(words),
+            before_s={"start": started_s, "set-up": process_age_s() - started_s},
+        )
 
 
 def run_all(
@@ -55,9 +64,18 @@ def run_all(
     terminal: Terminal,
     output: Path,
     clock: Clock | None = None,
+    before_s: Mapping[str, float] | None = None,
 ) -> ExitCode:
     """
     One run after the other; of several the worst code counts.
+
+    Args:
+        runs: What to run, with the scripts that trace it.
+        runner: Where.
+        terminal: Hears of it.
+        output: Parent of the run folders.
+        clock: Time; the fake runner brings its own.
+        before_s: What the command spent before the first run, by what on.
 
     A run that is not to be trusted does not keep the next one from being made;
     a machine that cannot do one cannot do the others either.
@@ -68,18 +86,26 @@ def run_all(
     from quiclab import experiment  # noqa: PLC0415  (0.1 s that `--help` need not wait)
 
     codes = []
+    before_s = before_s or {}
     for index, (scenario, scripts) in enumerate(runs, start=1):
         terminal.begin_run(scenario, index=index, count=len(runs))
         try:
             result = experiment.run(
-                scenario, runner=runner, output=output, observer=terminal, clock=clock
+                scenario,
+                runner=runner,
+                output=output,
+                observer=terminal,
+                clock=clock,
+                before_s=before_s,
             )
         except experiment.RunInterruptedError as interruption:
             show_result(terminal, interruption.result, scenario, scripts)
             raise
         finally:
             terminal.end_step()
+        ended_s = process_age_s()
         show_result(terminal, result, scenario, scripts)
+        before_s = {"start": process_age_s() - ended_s}
         codes.append(result.exit_code)
     return worst_exit_code(codes)
 

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from quiclab.answers import ClientResult
+from quiclab.artifacts import Manifest
 from quiclab.grants import Grant
 from quiclab.histogram import LABEL_WIDTH, Histogram, render_bar, render_histogram
+from quiclab.observer import Phase
 from quiclab.scenario import Scenario
 from quiclab.trace.events import MapSnapshot, Stats, Trace
 from quiclab.trace.script import MapNote, Script
@@ -26,6 +28,22 @@ _BAR_WIDTH: Final = 36
 _ROW_WIDTH: Final = 71  # columns of a bucket's row, under whose end a map's total stands
 _MOST_LINES: Final = 24  # of a map that is no histogram; the rest stands in trace.txt
 _BUSY_SHARE: Final = 0.9  # of one core, from which on a process is called the limit
+
+
+_PHASE_WORDS: Final = {
+    "start": "interpreter, imports; after the first run what the one before still printed",
+    "set-up": "engine, image, packages",
+    Phase.PREFLIGHT: "this machine's facts, what dead runs left",
+    Phase.PLACE: "network and containers, or a folder",
+    Phase.SERVER: "until it answers",
+    Phase.CLIENT: "until it answers; the tracers attach beside it",
+    Phase.TRACER: "what attaching takes longer",
+    Phase.LOAD: "until the client has ended",
+    Phase.SETTLE: "until connections are closed and rings empty",
+    Phase.COLLECT: "bpftrace detaches and prints its maps; the rest beside it",
+    Phase.REMOVE: "what the run made",
+    Phase.WRITE: "the run folder",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +82,25 @@ def render_result(
     limit = render_limit(result.client, result.counters)
     if limit:
         yield Line("limit", limit)
+    if is_verbose:
+        yield from render_times(result.manifest)
     yield from render_verdict(result.verdict)
+
+
+def render_times(manifest: Manifest) -> Iterator[Line]:
+    """
+    Where the seconds went, phase by phase, and how many of them were not the load.
+    """
+    timing = manifest.timing
+    if timing is None:
+        return
+    for name, took_s in manifest.durations_s.items():
+        text = f"{name:<10} {took_s:7.3f} s  {_PHASE_WORDS.get(name, '')}".rstrip()
+        if name == Phase.LOAD and timing.load_s is not None:
+            text += f"; the load itself {timing.load_s:.3f} s"
+        yield Line("time", text)
+    yield Line("time", f"{'total':<10} {timing.total_s:7.3f} s  until the manifest was written")
+    yield Line("time", f"{'beyond':<10} {timing.beyond_load_s:7.3f} s  the total less the load")
 
 
 def render_logs(directory: Path) -> Iterator[Line]:

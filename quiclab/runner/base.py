@@ -19,6 +19,13 @@ CLIENT = "client"
 TRACER = "tracer"
 
 
+def tracer_roles(count: int) -> list[str]:
+    """
+    The roles of so many tracers: `tracer`, `tracer-2` and so on.
+    """
+    return [TRACER if index == 1 else f"{TRACER}-{index}" for index in range(1, count + 1)]
+
+
 @dataclass(frozen=True, slots=True)
 class PlaceFacts:
     """
@@ -71,7 +78,10 @@ class Place(Protocol):
 
     def start(self, role: str, argv: Sequence[str], *, environment: Mapping[str, str]) -> None:
         """
-        Start a role; its argv[0] may be "python", which is the place's own interpreter.
+        Start a role; its argv[0] is "python" or "bpftrace", which are the place's own.
+
+        It is not waited for: `request` waits until a role answers, so that
+        roles that do not need each other get ready side by side.
 
         Raises:
             RunError: It cannot be started; the message carries the reason.
@@ -141,7 +151,11 @@ class Runner(Protocol):
     def open(
         self, run_id: str, *, max_mtu_bytes: int, tracer_count: int
     ) -> AbstractContextManager[Place]:
-        """A context manager that makes the place and removes it again."""
+        """
+        A context manager that makes the place and removes it again.
+
+        What can be made before it is known what each role shall do is made here, at once.
+        """
 
     def remove_leftovers(self) -> list[str]:
         """Remove what dead runs of this user left, and only that; says what, one line each."""

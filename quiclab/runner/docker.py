@@ -19,7 +19,7 @@ from quiclab.containers.engine import (
     select_security_options,
 )
 from quiclab.containers.image import Image
-from quiclab.runner.base import TRACER
+from quiclab.runner.base import CLIENT, SERVER, TRACER, tracer_roles
 from quiclab.runner.docker_place import (
     HOST_LABEL,
     RUN_LABEL,
@@ -108,13 +108,18 @@ class DockerRunner:
             notes=tuple(notes),
         )
 
-    def open(self, run_id: str, *, max_mtu_bytes: int, tracer_count: int) -> DockerPlace:  # noqa: ARG002  containers are made as roles start
+    def open(self, run_id: str, *, max_mtu_bytes: int, tracer_count: int) -> DockerPlace:
         """
-        Open a place on this engine; its network is made on entering it.
+        Open a place on this engine; network and containers are made on entering it.
         """
         if self._blueprint is None:
             self._blueprint = self._draw()
-        return DockerPlace(self._blueprint, run_id, mtu_bytes=max_mtu_bytes)
+        return DockerPlace(
+            self._blueprint,
+            run_id,
+            mtu_bytes=max_mtu_bytes,
+            roles=[SERVER, CLIENT, *tracer_roles(tracer_count)],
+        )
 
     def remove_leftovers(self) -> list[str]:
         """

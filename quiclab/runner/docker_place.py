@@ -7,7 +7,6 @@ removes whatever has that label: also containers that could not be started.
 
 import contextlib
 import hashlib
-import itertools
 import json
 import platform
 import re
@@ -15,12 +14,11 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from ipaddress import ip_network
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from docker.errors import NotFound
-from docker.types import IPAMConfig, IPAMPool, LogConfig, Mount, Ulimit
+from docker.types import LogConfig, Mount, Ulimit
 
 from quiclab import leftovers
 from quiclab.containers.compose import NetworkSettings, RoleSettings
@@ -28,7 +26,7 @@ from quiclab.containers.engine import SDK_ERRORS, Engine, engine_errors, find_re
 from quiclab.containers.image import Image
 from quiclab.errors import MachineError, RunError
 from quiclab.runner.base import CLIENT, SERVER, TRACER, PlaceFacts
-from quiclab.runner.container import Container
+from quiclab.runner.container import Container, Words
 from quiclab.runner.drops import parse_udp_counters, parse_udp_sockets, summarize_drops
 
 RUN_LABEL = "quiclab"
@@ -42,11 +40,14 @@ PYTHON = "/opt/venv/bin/python"
 VERSIONS_FILE = "/opt/venv/versions.json"
 TRACER_ENTRY = "/opt/quiclab/docker/tracer-entry"
 CONTROL_SOCKET = "control.sock"
+HELD = "/opt/quiclab/docker/held"
 CONTROL_WAIT_S = 15.0  # until a role listens: Python's imports take 1 s, more on a busy machine
-_NOBODY_THERE = 4  # exit status of server.control
+# What the held client imports while it waits for its words, beside the server's start: 0.3 s
+# of a run. The server gains nothing by it, and is started as anybody would.
+_IMPORTED: Final = "client.load"
+_MOST_AT_ONCE = 4  # requests to the engine; on two cores three starts take half of their time
 _REMOVAL_TRIES = 10
 _REMOVAL_PAUSE_S = 0.3
-_SUBNET_TRIES = 3
 _MISSING_SOURCE = re.compile(r"bind source path does not exist: (\S+)")
 
 
@@ -89,14 +90,18 @@ class Blueprint:
 
 class DockerPlace:
     """
-    Where one run lives, in containers. Entering makes its network, roles come as they start.
+    Where one run lives, in containers. Entering makes its network and starts all of them at
+    once, each held by docker/held until `start` says what it shall become.
     """
 
     facts: PlaceFacts
     _record: leftovers.LiveRun
 
-    def __init__(self, blueprint: Blueprint, run_id: str, *, mtu_bytes: int) -> None:
+    def __init__(
+        self, blueprint: Blueprint, run_id: str, *, mtu_bytes: int, roles: Sequence[str]
+    ) -> None:
         self._blueprint = blueprint
+        self._roles = roles
         self._engine = blueprint.engine
         self._run_id = run_id
         self._mtu_bytes = mtu_bytes
@@ -114,18 +119,36 @@ class DockerPlace:
             )
             self._record.note_engine(self._engine.address.url)
             stack.callback(self._remove_all)
-            with ThreadPoolExecutor(max_workers=1) as pool:
-                versions = pool.submit(self._collect_versions)
-                with self._record.creation():
-                    self._addresses = self._create_network()
-            self.facts = self._describe(versions.result())
+            versions = self._make_all()
+            self._addresses = {role: self._find_address(role) for role in (SERVER, CLIENT)}
+            self.facts = self._describe(versions)
             self._undo = stack.pop_all()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self._undo.close()
 
+    def _make_all(self) -> dict[str, str]:
+        """
+        Network and containers, as much as possible at once; what the image says of itself.
+        """
+        with self._record.creation(), ThreadPoolExecutor(_MOST_AT_ONCE) as pool:
+            network = pool.submit(self._create_network)
+            # One tracer after the other: the first one finds out which header folders there are.
+            tracers = [self._create(role) for role in self._roles if role.startswith(TRACER)]
+            versions = pool.submit(self._read_versions, tracers[0])
+            network.result()
+            starts = []
+            for role in self._roles:
+                made = self._containers.get(role) or self._create(role)
+                starts.append(pool.submit(made.start))
+            for start in starts:
+                start.result()
+            return versions.result()
+
     def _remove_all(self) -> None:
+        for container in self._containers.values():
+            container.close()
         with self._record.removal():
             remove_run(self._engine, self._run_id)
 
@@ -141,7 +164,11 @@ class DockerPlace:
 
     def provider_path_for_tracer(self, server_path: str) -> str:
         """Through the server's root folder, as the tracer with the host's PIDs sees it."""
-        return f"/proc/{self._role(SERVER).host_pid()}/root{server_path}"
+        server = self._role(SERVER)
+        pid = int(server.inspect()["State"]["Pid"])
+        if pid == 0:
+            raise server.exited()
+        return f"/proc/{pid}/root{server_path}"
 
     def server_address(self) -> str:
         """An address on the run's network that is the server's alone."""
@@ -149,14 +176,14 @@ class DockerPlace:
 
     def write(self, role: str, name: str, data: bytes) -> None:
         """Put a file there; before the role starts it is kept here until then."""
-        if role in self._containers:
+        if self._containers[role].is_told:
             self._containers[role].put(WORK_FOLDER, {name: data})
         else:
             self._early_files.setdefault(role, {})[name] = data
 
     def read(self, role: str, name: str) -> bytes:
         """Fetch a file from the container, which need not run any more."""
-        if role not in self._containers:
+        if not self._containers[role].is_told:
             try:
                 return self._early_files[role][name]
             except KeyError as error:
@@ -166,33 +193,29 @@ class DockerPlace:
     # Roles ---------------------------------------------------------------------------
 
     def start(self, role: str, argv: Sequence[str], *, environment: Mapping[str, str]) -> None:
-        """Create the role's container, put its files in, start it."""
-        if role in self._containers:
+        """Tell the role's container what to become, and give it its files."""
+        container = self._containers[role]
+        if container.is_told:
             raise RunError(f"{role} was already started; a place starts each role once")
-        command = [PYTHON if argv[0] == "python" else argv[0], *argv[1:]]
-        if role.startswith(TRACER):
-            command = [TRACER_ENTRY, *command]
-        container = self._create(role, command, environment=environment)
-        self._containers[role] = container
-        files = self._early_files.pop(role, {})
-        if files:
-            container.put(WORK_FOLDER, files)
-        container.start()
+        match argv[0]:
+            case "python":
+                command = [PYTHON, *argv[1:]]
+            case "bpftrace":
+                command = [TRACER_ENTRY, *argv]
+            case program:
+                raise RunError(
+                    f"the {role} container cannot be started: it is made for python and bpftrace, "
+                    f"not for {program}"
+                )
+        container.tell(Words(command, environment, self._early_files.pop(role, {})))
 
     def request(self, role: str, op: str, **arguments: Any) -> Mapping[str, Any]:
-        """Ask by running `python -m server.control` beside the role."""
-        container = self._role(role)
+        """Ask by the courier in the role's container."""
         socket_path = self.path(role, CONTROL_SOCKET)
-        argv = [PYTHON, "-m", "server.control", socket_path, "--wait", f"{CONTROL_WAIT_S:g}", op]
-        if arguments:
-            argv.append(json.dumps(arguments))
-        answered = container.run(argv)
-        if answered.exit_status == _NOBODY_THERE and container.exit_status() is None:
-            raise RunError(f"{role} did not listen for questions within {CONTROL_WAIT_S:g} s")
-        if answered.exit_status not in {0, 1}:
-            # The command ended with the container, or found nobody because it is ending.
-            raise container.exited()
-        return _parse_answer(role, op, answered.stdout, answered.stderr)
+        answer = self._role(role).ask(socket_path, op, arguments, wait_s=CONTROL_WAIT_S)
+        if "error" in answer:
+            raise RunError(f"{role} refused {op!r}: {answer['error']}")
+        return answer
 
     def exit_status(self, role: str) -> int | None:
         """As the engine says: 128 + n when signal n ended it."""
@@ -224,64 +247,53 @@ class DockerPlace:
 
     def socket_drops(self) -> Mapping[str, Any]:
         """Read in the server's network namespace, which nobody else uses."""
-        server = self._role(SERVER)
-        # One command for all three: snmp's first line begins with Ip, and udp6 may be absent.
-        said = server.run(["cat", *(f"/proc/net/{name}" for name in ("udp", "udp6", "snmp"))])
-        sockets, _, counters = said.stdout.partition("Ip: ")
-        return summarize_drops(parse_udp_sockets(sockets), parse_udp_counters(counters))
+        udp, udp6, snmp = (self._read_net(name) for name in ("udp", "udp6", "snmp"))
+        return summarize_drops(parse_udp_sockets(udp + udp6), parse_udp_counters(snmp))
+
+    def _read_net(self, name: str) -> str:
+        try:
+            return self._role(SERVER).get(f"/proc/net/{name}").decode()
+        except FileNotFoundError:  # udp6, where IPv6 is off
+            return ""
 
     def _role(self, role: str) -> Container:
-        try:
-            return self._containers[role]
-        except KeyError as error:
-            raise RunError(f"{role} was not started") from error
+        container = self._containers.get(role)
+        if container is None or not container.is_told:
+            raise RunError(f"{role} was not started")
+        return container
 
     # What is made --------------------------------------------------------------------
 
     def _labels(self, role: str) -> dict[str, str]:
         return {RUN_LABEL: self._run_id, HOST_LABEL: compute_host_id(), ROLE_LABEL: role}
 
-    def _create_network(self) -> dict[str, str]:
-        """
-        Make the network twice: the engine chooses a free subnet, then is asked for that one.
-
-        Only in a subnet that was asked for may a container have a chosen address,
-        and the server's must be known before it starts.
-        """
-        networks = self._engine.client.networks
+    def _create_network(self) -> None:
         settings = self._blueprint.network
-        asked: dict[str, Any] = {
-            "driver": settings.driver,
-            "check_duplicate": True,  # containers name it, and old engines allow a name twice
-            "options": {**settings.options, MTU_OPTION: str(self._mtu_bytes)},
-            "internal": settings.is_internal,
-            "labels": self._labels("network"),
-        }
-        reason = ""
-        for _ in range(_SUBNET_TRIES):
-            try:
-                trial = networks.create(self._network, **asked)
-                trial.reload()
-                subnet = trial.attrs["IPAM"]["Config"][0]["Subnet"]
-                trial.remove()
-                # The first address is the host's own on the bridge, also where none is said.
-                gateway, server, client = itertools.islice(ip_network(subnet).hosts(), 3)
-                chosen = IPAMPool(subnet=subnet, gateway=str(gateway))
-                networks.create(self._network, ipam=IPAMConfig(pool_configs=[chosen]), **asked)
-            except SDK_ERRORS as error:
-                reason = find_reason(error)
-                continue  # another program took the subnet in between
-            return {SERVER: str(server), CLIENT: str(client)}
-        raise RunError(f"the engine makes no network with an MTU of {self._mtu_bytes}: {reason}")
+        try:
+            self._engine.client.networks.create(
+                self._network,
+                driver=settings.driver,
+                check_duplicate=True,  # containers name it, and old engines allow a name twice
+                options={**settings.options, MTU_OPTION: str(self._mtu_bytes)},
+                internal=settings.is_internal,
+                labels=self._labels("network"),
+            )
+        except SDK_ERRORS as error:
+            raise RunError(
+                f"the engine makes no network with an MTU of {self._mtu_bytes}: "
+                f"{find_reason(error)}"
+            ) from error
 
-    def _collect_versions(self) -> dict[str, str]:
+    def _find_address(self, role: str) -> str:
+        """The engine chose it when the container started."""
+        networks = self._containers[role].inspect()["NetworkSettings"]["Networks"]
+        address: str = networks[self._network]["IPAddress"]
+        return address
+
+    def _read_versions(self, container: Container) -> dict[str, str]:
         """
         Read what the image holds from a file in it that its build wrote.
-
-        The container for that is never started; creating it also shows which
-        header folders the engine's host has.
         """
-        container = self._create(TRACER, [PYTHON], environment={}, suffix="-versions")
         try:
             versions: dict[str, str] = json.loads(container.get(VERSIONS_FILE))
         except FileNotFoundError as error:
@@ -289,32 +301,23 @@ class DockerPlace:
                 f"image {self._blueprint.image.tag} holds no {VERSIONS_FILE}, so this project did "
                 "not build it; run invoke build"
             ) from error
-        finally:
-            _remove_container(self._engine, container.container_id)
         return versions
 
-    def _create(
-        self, role: str, argv: Sequence[str], *, environment: Mapping[str, str], suffix: str = ""
-    ) -> Container:
+    def _create(self, role: str) -> Container:
         api: Any = self._engine.client.api
-        networking = None
-        if role in self._addresses and self._blueprint.plan(role).settings.is_networked:
-            endpoint = api.create_endpoint_config(ipv4_address=self._addresses[role])
-            networking = api.create_networking_config({self._network: endpoint})
+        held = [PYTHON, HELD, "--folder", WORK_FOLDER, *([_IMPORTED] if role == CLIENT else [])]
         while True:
             try:
-                with self._record.creation():
-                    made = api.create_container(
-                        self._blueprint.image.image_id,
-                        command=list(argv),
-                        name=f"quiclab-{self._run_id}-{role}{suffix}",
-                        hostname=role,
-                        environment=dict(environment),
-                        labels=self._labels(role),
-                        host_config=api.create_host_config(**self._host_config(role)),
-                        networking_config=networking,
-                        use_config_proxy=False,
-                    )
+                made = api.create_container(
+                    self._blueprint.image.image_id,
+                    command=held,
+                    name=f"quiclab-{self._run_id}-{role}",
+                    hostname=role,
+                    stdin_open=True,
+                    labels=self._labels(role),
+                    host_config=api.create_host_config(**self._host_config(role)),
+                    use_config_proxy=False,
+                )
             except NotFound as error:
                 raise MachineError(
                     f"the engine has no image {self._blueprint.image.tag} any more; "
@@ -326,7 +329,9 @@ class DockerPlace:
                 raise RunError(
                     f"the {role} container cannot be created: {find_reason(error)}"
                 ) from error
-            return Container(self._engine, made["Id"], role)
+            container = Container(self._engine, made["Id"], role, python=PYTHON)
+            self._containers[role] = container
+            return container
 
     def _drop_missing_headers(self, explanation: str) -> bool:
         """
@@ -407,21 +412,6 @@ class DockerPlace:
             },
             notes=self._blueprint.notes,
         )
-
-
-def _parse_answer(role: str, op: str, stdout: str, stderr: str) -> Mapping[str, Any]:
-    try:
-        answer = json.loads(stdout)
-    except ValueError as error:
-        words = (stderr or stdout).strip().splitlines()
-        raise RunError(
-            f"{role} did not answer {op!r} in JSON: {words[-1] if words else 'no words at all'}"
-        ) from error
-    if not isinstance(answer, dict):
-        raise RunError(f"{role} answered {op!r} with {stdout.strip()!r}; expected a JSON object")
-    if "error" in answer:
-        raise RunError(f"{role} refused {op!r}: {answer['error']}")
-    return answer
 
 
 def compute_host_id() -> str:

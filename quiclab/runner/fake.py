@@ -151,9 +151,12 @@ class FakePlace:
         Raises:
             FileNotFoundError: There is no such file.
         """
-        self._pass_time()
         if name == "trace.jsonl" and role in self._roles:
+            if self._phase in {Phase.SERVER, Phase.CLIENT}:
+                self._begin(Phase.TRACER)  # somebody waits for the attach
+            self._pass_time()
             return self._trace(role)
+        self._pass_time()
         try:
             return self._files[role, name]
         except KeyError:
@@ -174,7 +177,8 @@ class FakePlace:
         self._roles[role] = _Role(options=_read_options(argv), started_s=self._clock.now_s())
         if "--frobnicate" in argv:
             self._end(role, _USAGE_STATUS, f"{role}: unrecognized arguments: --frobnicate")
-        self._begin({SERVER: Phase.SERVER, CLIENT: Phase.CLIENT}.get(role, Phase.TRACER))
+        if role in {SERVER, CLIENT}:
+            self._begin(Phase.SERVER if role == SERVER else Phase.CLIENT)
 
     def request(self, role: str, op: str, **arguments: Any) -> Mapping[str, Any]:
         """

@@ -186,6 +186,23 @@ def test_manifest_holds_commands_versions_machine_and_durations(tmp_path: Path) 
     assert 64 == len(manifest.scripts["udp-syscall"])
 
 
+def test_durations_add_up_to_the_total_and_name_what_was_not_the_load(tmp_path: Path) -> None:
+    """What the command did before counts, too; the load is the client's own figure."""
+    runner = FakeRunner()
+    before_s = {"start": 0.25, "set-up": 0.5}
+    result = experiment.run(
+        make_scenario(), runner=runner, output=tmp_path, clock=runner.clock, before_s=before_s
+    )
+    timing, durations_s = result.manifest.timing, result.manifest.durations_s
+    assert timing is not None
+    assert timing.load_s is not None
+    assert before_s.items() <= durations_s.items()
+    assert timing.total_s == pytest.approx(sum(durations_s.values()), abs=0.002)
+    assert result.client is not None
+    assert result.client["load_s"] == timing.load_s
+    assert timing.beyond_load_s == pytest.approx(timing.total_s - timing.load_s, abs=0.002)
+
+
 def test_map_key_limit_reaches_the_tracer_under_both_names(tmp_path: Path) -> None:
     """The variable was renamed in bpftrace; both spellings are set."""
     manifest = run(FakeRunner(), tmp_path, map_key_limit=99).manifest

@@ -136,6 +136,15 @@ def test_verbose_prints_what_the_tools_said(tmp_path: Path) -> None:
     ]
 
 
+def test_verbose_says_where_the_seconds_went() -> None:
+    """Every phase has a line, and what was not the load one of its own."""
+    out = io.StringIO()
+    terminal = Terminal(out=out, detail=Detail.VERBOSE)
+    assert run_words(TraceWords(), terminal=terminal) is ExitCode.OK
+    times = [line.split()[1] for line in out.getvalue().splitlines() if line.startswith("time ")]
+    assert times == [*(phase.value for phase in Phase), "total", "beyond"]
+
+
 def test_json_is_one_object_a_run() -> None:
     """A program reads the folder, the code and the whole manifest from stdout."""
     out, err = io.StringIO(), io.StringIO()

@@ -8,6 +8,7 @@ told by changing what this one said of itself.
 import gc
 import json
 import platform
+import signal
 import subprocess
 import sys
 import time
@@ -15,15 +16,18 @@ import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
 
+from quiclab.argv import server_command
 from quiclab.containers.capabilities import CAPABILITIES
 from quiclab.containers.compose import load_compose
 from quiclab.containers.engine import Engine, EngineAddress, connect_engine
 from quiclab.containers.image import Image
 from quiclab.errors import MachineError, RoleExitedError, RunError
+from quiclab.interrupts import Interruption
 from quiclab.runner.base import CLIENT, SERVER, TRACER, Runner
 from quiclab.runner.docker import DockerRunner, find_runs
 from quiclab.runner.docker_place import (
@@ -37,7 +41,7 @@ from quiclab.runner.docker_place import (
 from tests.conftest import need
 from tests.docker_lab import need_engine, need_image
 from tests.quiclab.engine_relay import Relay, relay_engine
-from tests.quiclab.runner.contract import PlaceContract
+from tests.quiclab.runner.contract import SCENARIO, PlaceContract
 
 pytestmark = pytest.mark.docker
 
@@ -144,7 +148,7 @@ class TestDockerPlace(PlaceContract):
 def place() -> Iterator[DockerPlace]:
     """A place with its server asleep, shared by the tests that only look."""
     with make_runner().open(make_run_id(), max_mtu_bytes=8000, tracer_count=1) as place:
-        place.start(SERVER, SLEEP, environment={"SAID": "yes"})
+        place.start(SERVER, SLEEP, environment={})
         yield place
 
 
@@ -175,7 +179,14 @@ def test_container_shares_nothing_with_the_caller(inspected: Mapping[str, Any]) 
     assert [m["Type"] for m in inspected["Mounts"] if m["Type"] != "tmpfs"] == []
     assert not inspected["HostConfig"]["PortBindings"]
     assert [v for v in inspected["Config"]["Env"] if "proxy" in v.lower()] == []
-    assert "SAID=yes" in inspected["Config"]["Env"]
+
+
+def test_environment_of_a_role_reaches_its_process(place: DockerPlace) -> None:
+    """The limit of keys per map is told to bpftrace this way."""
+    code = "import os; print(os.environ['SAID'])"
+    place.start(TRACER, ["python", "-c", code], environment={"SAID": "yes"})
+    assert place.wait(TRACER, timeout_s=20) == 0
+    assert place.output(TRACER)[0] == "yes\n"
 
 
 def test_container_and_network_are_labelled_with_run_and_host(
@@ -197,7 +208,7 @@ def test_network_has_the_mtu_and_no_way_out(place: DockerPlace) -> None:
     assert server.exec_run(["cat", "/sys/class/net/eth0/mtu"]).output == b"8000\n"
 
 
-def test_server_has_the_address_that_was_told_before_it_started(
+def test_server_has_the_address_that_the_place_tells(
     place: DockerPlace, inspected: Mapping[str, Any]
 ) -> None:
     """It can bind it, and the client can call it."""
@@ -246,7 +257,7 @@ def test_line_longer_than_the_engines_chunks_comes_back_whole(place: DockerPlace
 
 
 def test_role_that_cannot_be_started_leaves_nothing_behind() -> None:
-    """The engine keeps such a container as "Created"; leaving the place removes it."""
+    """Its container waits in vain for words; leaving the place removes it."""
     run_id = make_run_id()
     with (
         pytest.raises(RunError, match=r"the server container cannot be started: .*no-such-program"),
@@ -264,6 +275,26 @@ def test_question_to_a_role_that_died_is_answered_by_its_last_words() -> None:
         with pytest.raises(RoleExitedError) as caught:
             place.request(SERVER, "describe")
     assert (caught.value.exit_status, caught.value.last_words) == (1, "no room")
+
+
+@pytest.mark.slow
+def test_question_that_was_broken_off_leaves_its_answer_to_nobody() -> None:
+    """After a signal in the middle of one question the next one gets its own answer."""
+
+    def interrupt(number: int, _frame: FrameType | None) -> None:
+        raise Interruption(signal.Signals(number).name)
+
+    with make_runner().open(make_run_id(), max_mtu_bytes=9000, tracer_count=1) as place:
+        place.start(SERVER, server_command(SCENARIO, place), environment={})
+        previous = signal.signal(signal.SIGALRM, interrupt)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            with pytest.raises(Interruption):
+                place.request(SERVER, "describe")
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+            signal.signal(signal.SIGALRM, previous)
+        assert "rings_empty" in place.request(SERVER, "report")
 
 
 def test_leftovers_of_a_dead_run_are_removed_and_those_of_others_stay() -> None:
@@ -306,7 +337,7 @@ with make_runner().open({run_id!r}, max_mtu_bytes=1500, tracer_count=1) as place
     root = Path(__file__).resolve().parents[3]
     killed = subprocess.run([sys.executable, "-c", code], cwd=root, timeout=120, check=False)
     assert killed.returncode == -9
-    assert len(list_made(run_id)) == 2
+    assert len(list_made(run_id)) == len(("server", "client", "tracer", "network"))
     make_runner().remove_leftovers()
     assert list_made(run_id) == []
 
@@ -329,7 +360,7 @@ def test_privileged_on_an_engine_that_lacks_a_capability_falls_back_to_the_list(
             "tracer: not privileged but with SYS_ADMIN, SYS_PTRACE; "
             "the engine has no CAP_SYS_RESOURCE to give"
         )
-        place.start(TRACER, ["true"], environment={})
+        place.start(TRACER, ["python", "-c", "pass"], environment={})
         assert place.wait(TRACER, timeout_s=20) == 0
 
 
@@ -385,7 +416,7 @@ def test_engine_that_goes_away_is_an_error_of_the_run_and_the_next_one_cleans_up
             lose_the_engine(runner, relay)
         cuttable.close()
     gc.collect()
-    assert len(list_made(run_id)) == 2
+    assert len(list_made(run_id)) == len(("server", "client", "tracer", "network"))
     try:
         make_runner().remove_leftovers()
         assert list_made(run_id) == []
