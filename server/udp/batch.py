@@ -39,85 +39,50 @@ class TrainLimits:
         """
         return max(1, min(self.datagram_count, self.message_bytes // datagram_bytes))
 
+    def room(self, train: list[bytes], datagram_bytes: int) -> int:
+        """
+        Count the full datagrams that a train which is not closed can still take, at least 1.
+        """
+        free_bytes = self.message_bytes - len(train) * len(train[0])
+        return max(1, min(self.datagram_count - len(train), free_bytes // datagram_bytes))
 
-class Train:
+
+def extend_train(
+    train: list[bytes], datagrams: Sequence[bytes], start: int, limits: TrainLimits
+) -> bool:
     """
-    A message that is being filled.
+    Append to a train what goes into the same message.
+
+    The native module does the same where datagrams are sent; this is what its
+    tests compare it with.
 
     Args:
-        address: The peer, as the kernel wants it.
+        train: What the message holds so far; it is not closed.
+        datagrams: What is to be sent to its peer.
+        start: The first of them that was not taken yet. A datagram too large for a
+            message goes alone and the kernel says so.
+        limits: How large the message may become.
+
+    Returns:
+        Whether it is closed: no full datagram fits any more, or one must not.
     """
-
-    __slots__ = ("_limits", "address", "datagrams", "is_closed", "segment_bytes", "total_bytes")
-
-    def __init__(self, address: bytes, limits: TrainLimits) -> None:
-        self.address = address
-        self.datagrams: list[bytes] = []
-        self.segment_bytes = 0
-        self.total_bytes = 0
-        self.is_closed = False
-        self._limits = limits
-
-    def room(self, datagram_bytes: int) -> int:
-        """
-        Count the full datagrams that it can still take, at least 1.
-        """
-        limits = self._limits
-        return max(
-            1,
-            min(
-                limits.datagram_count - len(self.datagrams),
-                (limits.message_bytes - self.total_bytes) // datagram_bytes,
-            ),
-        )
-
-    def add(self, datagrams: Sequence[bytes], start: int) -> int:
-        """
-        Take as many datagrams as belong to this message.
-
-        Args:
-            datagrams: What is to be sent to this peer.
-            start: The first of them that was not taken yet.
-
-        Returns:
-            How many were taken. None into an empty train is impossible: a datagram
-            too large for a message goes alone and the kernel says so.
-        """
-        held = self.datagrams
-        if not held:
-            held.append(datagrams[start])
-            self.segment_bytes = self.total_bytes = len(datagrams[start])
-            taken = 1 + self._extend(datagrams, start + 1)
-        else:
-            taken = self._extend(datagrams, start)
-        return taken
-
-    def _extend(self, datagrams: Sequence[bytes], start: int) -> int:
-        held = self.datagrams
-        segment_bytes = self.segment_bytes
-        total_bytes = self.total_bytes
-        most_bytes = self._limits.message_bytes
-        room = self._limits.datagram_count - len(held)
-        index = start
-        end = min(len(datagrams), start + room)
-        while index < end:
-            datagram = datagrams[index]
-            size = len(datagram)
-            if size > segment_bytes or total_bytes + size > most_bytes:
-                self.is_closed = True
-                break
-            held.append(datagram)
-            total_bytes += size
-            index += 1
-            if size < segment_bytes:
-                self.is_closed = True
-                break
-        self.total_bytes = total_bytes
+    if len(train) >= limits.datagram_count:  # lowered since it was begun
+        return True
+    for datagram in datagrams[start:]:
+        segment_bytes = len(train[0]) if train else len(datagram)
+        total_bytes = len(train) * segment_bytes + len(datagram)
+        if train and (len(datagram) > segment_bytes or total_bytes > limits.message_bytes):
+            return True
+        train.append(datagram)
         # Closed as soon as no full datagram fits, not when one is turned away: else a
         # finished message would wait until the next one has been built.
-        if len(held) >= self._limits.datagram_count or total_bytes + segment_bytes > most_bytes:
-            self.is_closed = True
-        return index - start
+        if (
+            len(datagram) < segment_bytes
+            or len(train) >= limits.datagram_count
+            or total_bytes + segment_bytes > limits.message_bytes
+        ):
+            return True
+    return False
 
 
 def join_trains(datagrams: Sequence[bytes], limits: TrainLimits) -> list[list[bytes]]:
@@ -127,9 +92,10 @@ def join_trains(datagrams: Sequence[bytes], limits: TrainLimits) -> list[list[by
     trains = []
     start = 0
     while start < len(datagrams):
-        train = Train(b"", limits)
-        start += train.add(datagrams, start)
-        trains.append(train.datagrams)
+        train: list[bytes] = []
+        extend_train(train, datagrams, start, limits)
+        start += len(train)
+        trains.append(train)
     return trains
 
 

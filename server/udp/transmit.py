@@ -15,6 +15,7 @@ import errno
 import time
 from collections import deque
 from collections.abc import Callable
+from itertools import chain
 from typing import Final, Protocol
 
 from server.counters import TxCounters
@@ -32,7 +33,7 @@ from server.probes import (
     TASK_TX_RELEASE,
 )
 from server.udp import _native
-from server.udp.batch import Train, TrainLimits
+from server.udp.batch import TrainLimits
 from server.udp.model import Degradation, Message, errno_name
 from server.udp.probing import Listening
 from server.udp.ring import Ring
@@ -97,8 +98,10 @@ class TxPath:
         self._on_degraded = on_degraded
         self._sender = sender
         self._slots: list[Message | None] = [None] * ring.capacity
-        self._train: Train | None = None
-        self._train_slot = 0
+        self._open: Message | None = None  # the message that is being written
+        self._open_slot = 0
+        self._next_slot = 0
+        self._free_count = ring.capacity  # slots that neither side of the ring holds
         self._began_ns: dict[int, int] = {}  # slot: when its message was begun, while traced
         self._written_count = 0  # slots filled and not yet released
         self._overflow: deque[tuple[bytes, list[bytes]]] = deque()
@@ -107,7 +110,7 @@ class TxPath:
     @property
     def is_empty(self) -> bool:
         """Nothing waits here any more."""
-        return not (self._train or self._written_count or self.ring.filled_count or self._overflow)
+        return not (self._open or self._written_count or self.ring.filled_count or self._overflow)
 
     @property
     def is_blocked_by_room(self) -> bool:
@@ -120,9 +123,7 @@ class TxPath:
         """
         if self._overflow:
             return False
-        if self._train is None and self._free_count() == 0:
-            return self._make_room()
-        return True
+        return self._open is not None or self._free_count > 0 or self._make_room()
 
     def room(self, datagram_bytes: int) -> int:
         """
@@ -131,8 +132,8 @@ class TxPath:
         Who builds no more than that at a time keeps messages whole: none then waits,
         half full, while the next datagrams are built.
         """
-        if self._train is not None:
-            return self._train.room(datagram_bytes)
+        if self._open is not None:
+            return self.limits.room(self._open[1], datagram_bytes)
         return self.limits.capacity(datagram_bytes)
 
     def acquire(self) -> None:
@@ -142,16 +143,15 @@ class TxPath:
         counters = self.counters
         counters.io_acquire_count += 1
         if self._listening.has_cursors:
-            free_count = self._free_count()
             ring = self.ring
             _native.fire(
                 RING_PRODUCER_ACQUIRE,
                 self._channel,
                 ring.producer_index,
-                free_count,
+                self._free_count,
                 ring.capacity,
             )
-            _native.fire(IO_TX_ACQUIRE, self._channel, free_count)
+            _native.fire(IO_TX_ACQUIRE, self._channel, self._free_count)
 
     def write(self, address: bytes, datagrams: list[bytes]) -> None:
         """
@@ -160,52 +160,47 @@ class TxPath:
         if self._overflow:
             self._overflow.append((address, datagrams))
             return
+        counters = self.counters
         start = 0
         end = len(datagrams)
         while start < end:
-            train = self._train
-            if train is not None and train.address != address:
-                self._close_train(train)
-                train = None
-            if train is None:
-                if self._free_count() == 0 and not self._make_room():
+            message = self._open
+            if message is not None and message[0] != address:
+                self._close_message(message)
+                message = None
+            if message is None:
+                if not self._free_count and not self._make_room():
                     self._overflow.append((address, datagrams[start:]))
                     return
-                train = self._open_train(address)
-            start = self._fill(train, datagrams, start)
-
-    def _fill(self, train: Train, datagrams: list[bytes], start: int) -> int:
-        held_count = len(train.datagrams)
-        taken = train.add(datagrams, start)
-        self.counters.datagram_written_count += taken
-        if taken and self._listening.has_tx_write:
-            _native.fire_segments(
-                IO_TX_WRITE,
-                self._channel,
-                self._train_slot,
-                held_count,
-                datagrams[start : start + taken],
+                message = self._open_message(address)
+            train = message[1]
+            held_count = len(train)
+            limits = self.limits
+            is_closed = _native.extend_train(
+                train, datagrams, start, limits.datagram_count, limits.message_bytes
             )
-        if train.is_closed:
-            self._close_train(train)
-        return start + taken
+            taken = len(train) - held_count
+            counters.datagram_written_count += taken
+            start += taken
+            if taken and self._listening.has_tx_write:
+                _native.fire_segments(
+                    IO_TX_WRITE, self._channel, self._open_slot, held_count, train[held_count:]
+                )
+            if is_closed:
+                self._close_message(message)
 
-    def _free_count(self) -> int:
-        return self.ring.free_count - self._written_count - (self._train is not None)
-
-    def _open_train(self, address: bytes) -> Train:
-        ring = self.ring
-        slot = (ring.producer_index + self._written_count) % ring.capacity
-        train = Train(address, self.limits)
-        self._slots[slot] = (address, train.datagrams)
-        self._train = train
-        self._train_slot = slot
+    def _open_message(self, address: bytes) -> Message:
+        slot = self._open_slot = self._next_slot
+        self._next_slot = (slot + 1) % self.ring.capacity
+        self._free_count -= 1
+        message: Message = (address, [])
+        self._open = self._slots[slot] = message
         if self._listening.has_message_sent:
             self._began_ns[slot] = time.monotonic_ns()
-        return train
+        return message
 
-    def _close_train(self, train: Train) -> None:
-        self._train = None
+    def _close_message(self, message: Message) -> None:
+        self._open = None
         self._written_count += 1
         self.counters.message_written_count += 1
         if self._listening.has_tx_finish_write:
@@ -214,17 +209,17 @@ class TxPath:
             _native.fire(
                 IO_TX_FINISH_WRITE,
                 self._channel,
-                self._train_slot,
-                len(train.datagrams) if is_gso_on else 0,
-                train.segment_bytes,
+                self._open_slot,
+                len(message[1]) if is_gso_on else 0,
+                len(message[1][0]),
             )
 
     def release(self) -> None:
         """
         Hand what was written to the socket's side of the ring.
         """
-        if self._train is not None:
-            self._close_train(self._train)
+        if self._open is not None:
+            self._close_message(self._open)
         count = self._written_count
         if not count:
             return
@@ -245,7 +240,7 @@ class TxPath:
         self.release()
         self._send_filled()
         self.acquire()
-        return self._free_count() > 0
+        return self._free_count > 0
 
     def flush(self) -> None:
         """
@@ -336,16 +331,11 @@ class TxPath:
         """
         ring = self.ring
         counters = self.counters
-        slots = self._slots
-        for position in range(first, first + count):
-            slot = position % ring.capacity
-            message = slots[slot]
-            assert message is not None
-            if is_dropped:
-                counters.datagram_dropped_count += len(message[1])
-            else:
-                self._count_sent(message[1])
-            slots[slot] = None
+        datagrams = list(chain.from_iterable(self._clear(first, count)))
+        if is_dropped:
+            counters.datagram_dropped_count += len(datagrams)
+        else:
+            self._count_sent(datagrams)
         counters.message_sent_count += count
         counters.task_release_count += 1
         if self._listening.has_message_sent:
@@ -358,6 +348,19 @@ class TxPath:
             _native.fire(TASK_TX_RELEASE, self._channel, count)
             _native.fire(RING_CONSUMER_RELEASE, self._channel, first, count, ring.capacity)
         ring.consume(count)
+        self._free_count += count
+
+    def _clear(self, first: int, count: int) -> list[list[bytes]]:
+        """
+        Empty a run of slots, which may pass the ring's end; the trains that were in it.
+        """
+        slots = self._slots
+        end = first + count
+        wrapped_count = max(0, end - len(slots))
+        messages = slots[first:end] + slots[:wrapped_count]
+        slots[first:end] = [None] * (count - wrapped_count)
+        slots[:wrapped_count] = [None] * wrapped_count
+        return [message[1] for message in messages if message is not None]
 
     def _recover(self, error: int, first: int) -> bool:
         """

@@ -118,6 +118,29 @@ static PyObject *fire_slots(PyObject *module, PyObject *args)
     Py_RETURN_NONE;
 }
 
+PyDoc_STRVAR(fire_stored_doc,
+             "fire_stored(offset, written, grown_at, grown, popped_at, popped)\n\n"
+             "Fire receive buffer write, alloc and pop, those whose number of bytes is above 0.");
+
+static PyObject *fire_stored(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    static const enum probe order[] = {RECEIVE_BUFFER_WRITE, RECEIVE_BUFFER_ALLOC,
+                                       RECEIVE_BUFFER_POP};
+    int64_t values[6];
+
+    (void)module;
+    if (count != 6)
+        return PyErr_Format(PyExc_TypeError, "fire_stored takes 6 integers, not %zd", count);
+    for (Py_ssize_t index = 0; index < count; index++)
+        values[index] = PyLong_AsLongLong(args[index]);
+    if (PyErr_Occurred())
+        return NULL;
+    for (int index = 0; index < 3; index++)
+        if (values[2 * index + 1] > 0)
+            fire(order[index], values[2 * index], values[2 * index + 1], 0, 0);
+    Py_RETURN_NONE;
+}
+
 PyDoc_STRVAR(fire_sent_doc,
              "fire_sent(channel, first, count, capacity, began_ns)\n\n"
              "Fire message sent once for each slot of a run, with the time since its entry in\n"
@@ -237,13 +260,19 @@ static PyObject *refused(PyObject *module, PyObject *args)
     return PyLong_FromLong(error);
 }
 
+PyDoc_STRVAR(extend_train_doc,
+             "extend_train(train, datagrams, start, most_datagrams, most_bytes) -> is_closed\n\n"
+             "Append to one list, from another, what goes into the same message.");
+
 static PyMethodDef module_methods[] = {
     {"set_sites", set_sites, METH_O, set_sites_doc},
     {"listening", listening, METH_NOARGS, listening_doc},
     {"fire", (PyCFunction)(void (*)(void))fire_probe, METH_FASTCALL, fire_doc},
     {"fire_segments", fire_segments, METH_VARARGS, fire_segments_doc},
     {"fire_slots", fire_slots, METH_VARARGS, fire_slots_doc},
+    {"fire_stored", (PyCFunction)(void (*)(void))fire_stored, METH_FASTCALL, fire_stored_doc},
     {"fire_sent", fire_sent, METH_VARARGS, fire_sent_doc},
+    {"extend_train", (PyCFunction)(void (*)(void))extend_train, METH_FASTCALL, extend_train_doc},
     {"wait", wait_for, METH_VARARGS, wait_doc},
     {"refused", refused, METH_VARARGS, refused_doc},
     {NULL, NULL, 0, NULL},

@@ -35,4 +35,6 @@
 extern PyTypeObject SenderType;
 extern PyTypeObject ReceiverType;
 
+PyObject *extend_train(PyObject *module, PyObject *const *args, Py_ssize_t arg_count);
+
 #endif

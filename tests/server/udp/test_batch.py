@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from server.udp import _native
 from server.udp.batch import (
     LARGEST_MESSAGE_BYTES_IPV4,
-    Train,
     TrainError,
     TrainLimits,
+    extend_train,
     join_trains,
     split_train,
 )
@@ -56,14 +57,33 @@ def test_train_fed_in_pieces_equals_train_fed_whole(sizes: Any, cut: Any) -> Non
     """It makes no difference in how many calls the datagrams of a message come."""
     datagrams = _numbered(sizes)
     limits = TrainLimits(datagram_count=8, message_bytes=200)
-    whole = Train(b"", limits)
-    whole.add(datagrams, 0)
-    pieces = Train(b"", limits)
+    whole: list[bytes] = []
+    extend_train(whole, datagrams, 0, limits)
+    pieces: list[bytes] = []
     first = datagrams[: max(1, cut)]
-    taken = pieces.add(first, 0)
-    if not pieces.is_closed and taken == len(first) < len(datagrams):
-        pieces.add(datagrams, taken)
-    assert pieces.datagrams == whole.datagrams
+    is_closed = extend_train(pieces, first, 0, limits)
+    if not is_closed and len(pieces) < len(datagrams):
+        extend_train(pieces, datagrams, len(pieces), limits)
+    assert pieces == whole
+
+
+@given(SIZES, SIZES, st.integers(1, 12), st.integers(40, 300))
+def test_native_module_joins_as_this_module_does(
+    held: Any, sizes: Any, most_datagrams: Any, most_bytes: Any
+) -> None:
+    """From any train that is open, C takes the same datagrams and tells the same end."""
+    limits = TrainLimits(datagram_count=most_datagrams, message_bytes=most_bytes)
+    train: list[bytes] = []
+    if extend_train(train, _numbered(held), 0, limits):
+        train = []
+    datagrams = _numbered(sizes)
+    for start in range(len(datagrams)):
+        ours, native = train.copy(), train.copy()
+        is_closed = extend_train(ours, datagrams, start, limits)
+        assert is_closed == _native.extend_train(
+            native, datagrams, start, most_datagrams, most_bytes
+        )
+        assert ours == native
 
 
 @pytest.mark.parametrize(
@@ -88,19 +108,29 @@ def test_message_capacity_keeps_to_count_and_bytes(
 
 def test_train_without_room_for_a_full_datagram_is_closed_at_once() -> None:
     """A message that is full by its bytes does not wait for a datagram that it must refuse."""
-    train = Train(b"", TrainLimits(datagram_count=10, message_bytes=LARGEST_MESSAGE_BYTES_IPV4))
-    assert 7 == train.add([bytes(8972)] * 7, 0)
-    assert train.is_closed
+    limits = TrainLimits(datagram_count=10, message_bytes=LARGEST_MESSAGE_BYTES_IPV4)
+    train: list[bytes] = []
+    assert extend_train(train, [bytes(8972)] * 7, 0, limits)
+    assert 7 == len(train)
+
+
+def test_train_longer_than_a_lowered_limit_takes_no_more() -> None:
+    """A message that was begun before GSO was given up is closed as it stands."""
+    limits = TrainLimits(datagram_count=1, message_bytes=LARGEST_MESSAGE_BYTES_IPV4)
+    train, same = [bytes(1200)] * 3, [bytes(1200)] * 3
+    assert extend_train(train, [bytes(1200)], 0, limits)
+    assert _native.extend_train(same, [bytes(1200)], 0, 1, LARGEST_MESSAGE_BYTES_IPV4)
+    assert 3 == len(train) == len(same)
 
 
 @pytest.mark.parametrize(("held", "expected"), [(1, 6), (3, 4), (6, 1)])
 def test_room_is_what_completes_a_train(held: int, expected: int) -> None:
     """As many full datagrams as room says close the train exactly."""
-    train = Train(b"", TrainLimits(datagram_count=10, message_bytes=LARGEST_MESSAGE_BYTES_IPV4))
-    train.add([bytes(8972)] * held, 0)
-    assert expected == train.room(8972)
-    train.add([bytes(8972)] * expected, 0)
-    assert (7, True) == (len(train.datagrams), train.is_closed)
+    limits = TrainLimits(datagram_count=10, message_bytes=LARGEST_MESSAGE_BYTES_IPV4)
+    train = [bytes(8972)] * held
+    assert expected == limits.room(train, 8972)
+    assert extend_train(train, [bytes(8972)] * expected, 0, limits)
+    assert 7 == len(train)
 
 
 def test_split_train_keeps_a_short_last_datagram() -> None:
