@@ -22,7 +22,6 @@ from aioquic.quic.stream import QuicStreamReceiver
 from aioquic.tls import ExtensionType
 
 from server.counters import ReceiveBufferCounters
-from server.probes import RECEIVE_BUFFER_ALLOC, RECEIVE_BUFFER_POP, RECEIVE_BUFFER_WRITE
 from server.udp import _native
 
 AIOQUIC_VERSION: Final = "1.7.2"
@@ -338,7 +337,7 @@ class ReceiveBufferProbes:
 
     def _make_wrapper(self) -> Any:
         counters = self.counters
-        fire = _native.fire
+        fire = _native.fire_stored
 
         def handle_frame(
             receiver: QuicStreamReceiver, frame: QuicStreamFrame
@@ -348,9 +347,6 @@ class ReceiveBufferProbes:
             start = receiver._buffer_start  # noqa: SLF001
             held_bytes = len(receiver._buffer)  # noqa: SLF001
             event = _handle_frame(receiver, frame)
-            if payload_bytes:
-                counters.write_count += 1
-                fire(RECEIVE_BUFFER_WRITE, offset, payload_bytes)
             popped_bytes = len(event.data) if event is not None else 0
             if popped_bytes == payload_bytes and not held_bytes and offset == start:
                 grown_bytes, grown_at = payload_bytes, offset
@@ -358,12 +354,11 @@ class ReceiveBufferProbes:
                 # What is held now and what was handed on, less what was held before.
                 grown_bytes = len(receiver._buffer) + popped_bytes - held_bytes  # noqa: SLF001
                 grown_at = start + held_bytes
-            if grown_bytes > 0:
-                counters.alloc_count += 1
-                fire(RECEIVE_BUFFER_ALLOC, grown_at, grown_bytes)
-            if popped_bytes:
-                counters.pop_count += 1
-                fire(RECEIVE_BUFFER_POP, start, popped_bytes)
+            # Together, as hits that follow one another find each other's caches warm.
+            fire(offset, payload_bytes, grown_at, grown_bytes, start, popped_bytes)
+            counters.write_count += payload_bytes > 0
+            counters.alloc_count += grown_bytes > 0
+            counters.pop_count += popped_bytes > 0
             return event
 
         return handle_frame
