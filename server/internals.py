@@ -23,6 +23,7 @@ from aioquic.tls import ExtensionType
 
 from server.counters import ReceiveBufferCounters
 from server.udp import _native
+from server.window import WindowCap
 
 AIOQUIC_VERSION: Final = "1.7.2"
 
@@ -108,24 +109,30 @@ def set_pacer(connection: QuicConnection, pacer: Pacer) -> None:
 
 
 class _CappedReno(RenoCongestionControl):
-    cap_bytes: int
+    cap: WindowCap
 
     def on_packet_acked(self, *, now: float, packet: QuicSentPacket) -> None:
+        cap_bytes = self.cap.cap_bytes
+        if self.congestion_window >= cap_bytes:
+            # Full grown, as nearly always: all that is left of reno's part is this.
+            self.bytes_in_flight -= packet.sent_bytes
+            self.congestion_window = cap_bytes
+            return
         super().on_packet_acked(now=now, packet=packet)
-        if self.congestion_window > self.cap_bytes:  # noqa: PLR1730 - min() is a call a packet
-            self.congestion_window = self.cap_bytes
+        if self.congestion_window > cap_bytes:
+            self.congestion_window = cap_bytes
 
     def on_rtt_measurement(self, *, now: float, rtt: float) -> None:
         """Stay in slow start until something is lost or the cap is reached."""
 
 
 class _CappedCubic(CubicCongestionControl):
-    cap_bytes: int
+    cap: WindowCap
 
     def on_packet_acked(self, *, now: float, packet: QuicSentPacket) -> None:
         super().on_packet_acked(now=now, packet=packet)
-        if self.congestion_window > self.cap_bytes:  # noqa: PLR1730 - min() is a call a packet
-            self.congestion_window = self.cap_bytes
+        if self.congestion_window > self.cap.cap_bytes:
+            self.congestion_window = self.cap.cap_bytes
 
     def on_rtt_measurement(self, *, now: float, rtt: float) -> None:  # noqa: ARG002
         """Note the time, which cubic's growth needs, and stay in slow start."""
@@ -158,13 +165,22 @@ def capped_congestion_control(name: str, *, cap_bytes: int) -> str:
 
     def make(*, max_datagram_size: int) -> QuicCongestionControl:
         made = controller(max_datagram_size=max_datagram_size)
-        made.cap_bytes = cap_bytes
+        made.cap = WindowCap(cap_bytes)
         made.congestion_window = min(made.congestion_window, cap_bytes)
         return made
 
     capped_name = f"{name}-capped-{cap_bytes}"
     register_congestion_control(capped_name, make)
     return capped_name
+
+
+def share_cap(connection: QuicConnection, cap: WindowCap) -> None:
+    """
+    Put a cap that others have too in the place of a capped window's own.
+    """
+    controller = connection._loss._cc  # noqa: SLF001
+    if isinstance(controller, _CappedReno | _CappedCubic):
+        controller.cap = cap
 
 
 def window_bytes(connection: QuicConnection) -> int:
@@ -196,6 +212,42 @@ def unsent_bytes(connection: QuicConnection, stream_id: int) -> int:
         return 0
     sender = stream.sender
     return sender._buffer_stop - sender.next_offset  # noqa: SLF001
+
+
+class SendBacklog:
+    """
+    What was written to a stream and waits to be put into a packet.
+
+    Args:
+        connection: The stream's connection.
+        stream_id: A stream that is open.
+    """
+
+    __slots__ = ("_sender", "_stream")
+
+    def __init__(self, connection: QuicConnection, stream_id: int) -> None:
+        self._stream = connection._streams[stream_id]  # noqa: SLF001
+        self._sender = self._stream.sender
+
+    @property
+    def sendable_bytes(self) -> int:
+        """How much the peer's limit on the stream lets go now; what was lost counts again."""
+        sender = self._sender
+        if sender.buffer_is_empty or self._stream.is_blocked:  # empty, or reset; too many streams
+            return 0
+        pending_bytes = 0
+        for pending in sender._pending:  # noqa: SLF001
+            pending_bytes += pending.stop - pending.start
+        beyond_bytes = sender._buffer_stop - self._stream.max_stream_data_remote  # noqa: SLF001
+        return max(0, pending_bytes - beyond_bytes) if beyond_bytes > 0 else pending_bytes
+
+    @property
+    def room_bytes(self) -> int:
+        """How much more may be written until the peer's limit on the stream is reached."""
+        stream = self._stream
+        if stream.is_blocked:
+            return 0
+        return max(0, stream.max_stream_data_remote - self._sender._buffer_stop)  # noqa: SLF001
 
 
 class SendProgress:

@@ -14,7 +14,7 @@ from server.internals import unsent_bytes
 from server.perf import (
     ENDLESS,
     LARGEST_CHUNK_BYTES,
-    SMALLEST_SHARE_BYTES,
+    TURN_BYTES,
     PerfServer,
     content_chunk,
     encode_header,
@@ -388,25 +388,87 @@ def test_finished_streams_are_forgotten(certificate: ServerCertificate) -> None:
     assert session.perf.tally.answer_byte_count == 10_000
 
 
-def test_produce_gives_each_stream_a_share_and_no_more_than_twice_that(
+def test_few_streams_have_data_waiting_however_many_are_open(
     certificate: ServerCertificate,
 ) -> None:
     """
-    Backlog is bounded by the window however endless the answers, and small ones don't starve.
+    What is written ahead is bounded by the window and a turn, and stands on few streams.
     """
     session = Session(certificate)
-    for _ in range(4):
+    for _ in range(40):
         session.send(encode_header(ENDLESS))
-    session.pair.run_until(lambda: session.perf.tally.request_count == 4)
-    window_bytes = 16 * SMALLEST_SHARE_BYTES
+    session.pair.run_until(lambda: session.perf.tally.request_count == 40)
+    window_bytes = 2 * TURN_BYTES + 1
 
     for _ in range(3):
         session.perf.produce(window_bytes)
 
-    backlogs = [unsent_bytes(session.pair.server, stream_id) for stream_id in (0, 4, 8, 12)]
-    assert sum(backlogs) >= window_bytes
-    for backlog_bytes in backlogs:
-        assert window_bytes // 4 <= backlog_bytes <= 2 * (window_bytes // 4)
+    backlogs = [unsent_bytes(session.pair.server, stream_id) for stream_id in range(0, 160, 4)]
+    assert window_bytes <= sum(backlogs) <= window_bytes + TURN_BYTES
+    assert sum(backlog > 0 for backlog in backlogs) <= 4
+    session.perf.produce(window_bytes)
+    assert sum(backlogs) == sum(unsent_bytes(session.pair.server, one) for one in range(0, 160, 4))
+
+
+@pytest.mark.parametrize("stream_count", [2, 16])
+def test_answers_without_an_end_take_turns(
+    certificate: ServerCertificate, stream_count: int
+) -> None:
+    """
+    At no moment has one been handed more than a turn above another.
+    """
+    session = Session(certificate)
+    ids = [session.send(encode_header(ENDLESS)) for _ in range(stream_count)]
+    session.pair.run_until(lambda: session.perf.tally.request_count == stream_count)
+    senders = [session.pair.server._streams[stream_id].sender for stream_id in ids]
+
+    for _ in range(200):
+        session.pair.turn()
+        written = [sender._buffer_stop for sender in senders]
+        assert max(written) - min(written) <= TURN_BYTES
+
+    assert min(written) >= TURN_BYTES
+    assert all(session.received(stream_id) for stream_id in ids)
+
+
+def test_small_answers_are_not_kept_waiting_by_endless_ones(
+    certificate: ServerCertificate,
+) -> None:
+    """
+    An answer that was asked for while eight have no end comes when each has had a turn or two.
+    """
+    session = Session(certificate)
+    for _ in range(8):
+        session.send(encode_header(ENDLESS))
+    session.pair.run_until(lambda: session.perf.tally.answer_byte_count > 10 * TURN_BYTES)
+    before_bytes = session.perf.tally.answer_byte_count
+    stream_id = session.send(encode_header(1000))
+
+    session.pair.run_until(lambda: session.has_ended(stream_id))
+
+    assert session.perf.tally.answer_byte_count - before_bytes < 3 * 8 * TURN_BYTES
+
+
+def test_stream_that_its_receiver_stops_does_not_stop_the_others(
+    certificate: ServerCertificate,
+) -> None:
+    """
+    What flow control holds back does not count as waiting: the next stream takes its turn.
+    """
+    session = Session(certificate)
+    stopped_id = session.send(encode_header(ENDLESS))
+    session.pair.run_until(lambda: session.perf.tally.request_count == 1)
+    stopped = session.pair.server._streams[stopped_id]
+    stopped.max_stream_data_remote = stopped.sender._buffer_stop  # as if no MAX_STREAM_DATA came
+    stopped_bytes = stopped.sender._buffer_stop
+    session.client._streams[stopped_id].max_stream_data_local = 2**62 - 1  # none comes any more
+    session.client._streams[stopped_id].max_stream_data_local_sent = 2**62 - 1
+    other_id = session.send(encode_header(700_001))
+
+    session.pair.run_until(lambda: session.has_ended(other_id))
+
+    assert find_content_error(session.received(other_id), 0) is None
+    assert stopped.sender._buffer_stop == stopped_bytes
 
 
 def test_connection_that_ends_leaves_nothing_behind(certificate: ServerCertificate) -> None:
