@@ -214,16 +214,16 @@ def test_lost_datagrams_are_sent_again(tx_ring_bytes: int, one_in: int) -> None:
     """Loss never leaves a connection waiting for room that nothing will free."""
     with World(UdpOptions(tx_ring_bytes=tx_ring_bytes)) as world:
         application = world.add_client(asked_bytes=ASKED_BYTES)
-        feed = world.clients[0]._receive_datagram
+        feed = world.clients[0]._receive_train
         number = 0
 
-        def lose(datagram: bytes, address: Address, now_s: float) -> None:
+        def lose(datagrams: list[bytes], address: Address, now_s: float) -> None:
             nonlocal number
-            number += 1
-            if number % one_in:
-                feed(datagram, address, now_s)
+            first, number = number + 1, number + len(datagrams)
+            kept = [one for index, one in enumerate(datagrams, first) if index % one_in]
+            feed(kept, address, now_s)
 
-        world.clients[0]._receive_datagram = lose  # type: ignore[method-assign]
+        world.clients[0]._receive_train = lose  # type: ignore[method-assign]
         while not application.is_over:
             world.loop.turn(most_wait_s=0.05)
         _check_download(application)
@@ -257,14 +257,14 @@ def test_the_peers_limit_is_kept_only_when_asked(is_kept: Any) -> None:
     with World(options=options, datagram_bytes=8972) as world:
         application = world.add_client(asked_bytes=ASKED_BYTES, on_made=state_limit)
         largest = 0
-        feed = world.clients[0]._receive_datagram
+        feed = world.clients[0]._receive_train
 
-        def watch(datagram: Any, address: Any, now_s: Any) -> None:
+        def watch(datagrams: Any, address: Any, now_s: Any) -> None:
             nonlocal largest
-            largest = max(largest, len(datagram))
-            feed(datagram, address, now_s)
+            largest = max(largest, *map(len, datagrams))
+            feed(datagrams, address, now_s)
 
-        world.clients[0]._receive_datagram = watch  # type: ignore[method-assign]
+        world.clients[0]._receive_train = watch  # type: ignore[method-assign]
         world.run()
         _check_download(application)
         assert largest == (1300 if is_kept else 8972)
