@@ -14,6 +14,8 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import groupby
+from operator import itemgetter
 from typing import Final
 
 from aioquic.quic.configuration import QuicConfiguration
@@ -37,6 +39,7 @@ from server.options import EndpointOptions
 from server.session import Application, Session
 from server.udp.model import Address, AddressBook
 from server.udp.sockets import UdpSocket
+from server.window import WindowBudget
 
 __all__ = ["Application", "ApplicationFactory", "Endpoint", "EndpointOptions"]
 
@@ -49,6 +52,8 @@ _TURN_MESSAGE_COUNT: Final = 64
 # end up as one huge copy in a stream's buffer.
 _LARGEST_PRODUCE_BYTES: Final = 8 * 1024 * 1024
 _MOST_FAULTS_SHOWN: Final = 5
+
+_address_of = itemgetter(1)
 
 
 class Endpoint:
@@ -91,6 +96,13 @@ class Endpoint:
         self._ready: deque[Session] = deque()
         self._last_built: Session | None = None
         self._fault_count = 0
+        datagram_bytes = configuration.max_datagram_size
+        self.budget = WindowBudget(
+            cap_bytes=options.window_cap_bytes,
+            total_bytes=options.window_budget_bytes,
+            # One message in flight while the next is built.
+            least_bytes=2 * datagram_bytes * udp.tx.limits.capacity(datagram_bytes),
+        )
         self.set_window_cap(options.window_cap_bytes)
         loop.add(self)
 
@@ -120,8 +132,9 @@ class Endpoint:
 
     def set_window_cap(self, cap_bytes: int) -> None:
         """
-        Cap the window of connections from now on; 0: no cap.
+        Cap the window of connections; 0: no cap, and those to come share no budget.
         """
+        self.budget.set_cap(cap_bytes)
         self._intake.configuration = replace(
             self._intake.configuration,
             congestion_control_algorithm=internals.capped_congestion_control(
@@ -230,6 +243,8 @@ class Endpoint:
         self._intake.add(session, connection.host_cid)
         self._by_connection[connection] = session
         self.connections.on_opened()
+        internals.share_cap(connection, self.budget.shared)
+        self.budget.join()
         return session
 
     def _fail(self, session: Session, error: Exception) -> None:
@@ -347,15 +362,16 @@ class Endpoint:
         return session.has_more(len(built))
 
     def _write(self, built: list[tuple[bytes, Address]]) -> None:
-        tx = self.udp.tx
+        """
+        Put what was built into the ring.
+        """
         address = built[0][1]
-        datagrams: list[bytes] = []
-        for datagram, to in built:
-            if to != address:
-                tx.write(self._addresses.pack(address), datagrams)
-                address, datagrams = to, []
-            datagrams.append(datagram)
-        tx.write(self._addresses.pack(address), datagrams)
+        if built[-1][1] == address:
+            self.udp.tx.write(self._addresses.pack(address), [datagram for datagram, _ in built])
+            return
+        # Those that try another path (RFC 9000, Section 8.2) stand at the end, path by path.
+        for address, group in groupby(built, key=_address_of):
+            self.udp.tx.write(self._addresses.pack(address), [datagram for datagram, _ in group])
 
     def _ring_bytes(self, session: Session) -> int:
         tx = self.udp.tx
@@ -442,6 +458,7 @@ class Endpoint:
         if session.is_closed:
             return
         session.is_closed = True
+        self.budget.leave()
         error_code, frame_type, reason, closed_by = internals.close_reason(session.connection)
         self.connections.on_closed(
             error_code=error_code, frame_type=frame_type, reason=reason, closed_by=closed_by

@@ -119,7 +119,7 @@ class _CappedReno(RenoCongestionControl):
             self.congestion_window = cap_bytes
             return
         super().on_packet_acked(now=now, packet=packet)
-        if self.congestion_window > cap_bytes:
+        if self.congestion_window > cap_bytes:  # noqa: PLR1730 - min() is a call a packet
             self.congestion_window = cap_bytes
 
     def on_rtt_measurement(self, *, now: float, rtt: float) -> None:
@@ -131,7 +131,7 @@ class _CappedCubic(CubicCongestionControl):
 
     def on_packet_acked(self, *, now: float, packet: QuicSentPacket) -> None:
         super().on_packet_acked(now=now, packet=packet)
-        if self.congestion_window > self.cap.cap_bytes:
+        if self.congestion_window > self.cap.cap_bytes:  # noqa: PLR1730 - the same
             self.congestion_window = self.cap.cap_bytes
 
     def on_rtt_measurement(self, *, now: float, rtt: float) -> None:  # noqa: ARG002

@@ -19,9 +19,13 @@ class EndpointOptions:
         is_peer_limit_kept: Never send a datagram larger than the peer said it takes.
         congestion_control: "reno" or "cubic".
         window_cap_bytes: Largest congestion window of a connection; 0: no cap.
+        window_budget_bytes: What the capped windows of all connections of an endpoint may
+            have together; 0: no budget.
     """
 
     pacing: PacingName = "ring"
     is_peer_limit_kept: bool = False
     congestion_control: CongestionControlName = "reno"
     window_cap_bytes: int = 2_500_000
+    # Eight connections with the largest window each.
+    window_budget_bytes: int = 20_000_000

@@ -152,6 +152,7 @@ def _endpoint_options(words: argparse.Namespace) -> EndpointOptions:
         is_peer_limit_kept=words.strict_peer_limit,
         congestion_control=congestion_control,
         window_cap_bytes=words.max_window,
+        window_budget_bytes=words.window_budget,
     )
 
 
@@ -170,6 +171,12 @@ def _make_parser() -> argparse.ArgumentParser:
     add("--verify-content", action="store_true", help="compare every byte of uploads")
     add("--cc", choices=("reno", "cubic"), default="reno", help="congestion control")
     add("--max-window", type=_whole(0), default=2_500_000, help="cap of a window, bytes, 0: none")
+    add(
+        "--window-budget",
+        type=_whole(0),
+        default=20_000_000,
+        help="what the windows of a worker's connections share, bytes, 0: nothing is shared",
+    )
     add(
         "--pacing",
         choices=("ring", "aioquic", "off"),

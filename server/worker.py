@@ -199,6 +199,7 @@ class Worker:
                     self._settings.datagram_bytes
                 ),
                 "window_cap_bytes": self._window_cap_bytes,
+                "window_budget_bytes": self._settings.endpoint.window_budget_bytes,
                 "connection_flow_control_bytes": FLOW_CONTROL_BYTES,
                 "stream_flow_control_bytes": FLOW_CONTROL_BYTES,
                 "cc": self._settings.endpoint.congestion_control,
@@ -219,6 +220,7 @@ class Worker:
             "cpu_system_s": round(usage.ru_stime - self._cpu_at_reset.ru_stime, 6),
             "connections": self._endpoint.connections.report(),
             "close_reasons": self._endpoint.connections.report_reasons(),
+            "lowest_window_cap_bytes": self._endpoint.budget.lowest_cap_bytes,
             "tx": self._udp.tx.counters.report(),
             "rx": self._udp.rx.counters.report(),
             "receive_buffer": self._receive_buffer.report(),
@@ -233,6 +235,7 @@ class Worker:
         """
         self._cpu_at_reset = resource.getrusage(resource.RUSAGE_SELF)
         self._endpoint.connections.reset()
+        self._endpoint.budget.reset()
         self._udp.tx.counters.reset()
         self._udp.rx.counters.reset()
         self._receive_buffer.reset()

@@ -1,0 +1,82 @@
+"""
+How much all connections of an endpoint may have in flight together.
+
+One connection gains nothing from a window beyond its cap, but of hundreds each with
+a full one gigabytes would wait in streams' buffers, in the kernel and in caches that
+are too small for them. So they share a budget: what one may have is its cap or, when
+more are open, an equal part of the budget; a few messages at least.
+"""
+
+import sys
+
+
+class WindowCap:
+    """
+    The largest window of the connections that hold this object; it may change meanwhile.
+    """
+
+    __slots__ = ("cap_bytes",)
+
+    def __init__(self, cap_bytes: int) -> None:
+        self.cap_bytes = cap_bytes
+
+
+class WindowBudget:
+    """
+    Shares out a budget among the connections that are open.
+
+    Args:
+        cap_bytes: What one connection may have, however few are open; 0: no cap.
+        total_bytes: What all may have together; 0: no budget.
+        least_bytes: What each may have, however many are open.
+    """
+
+    def __init__(self, *, cap_bytes: int, total_bytes: int, least_bytes: int) -> None:
+        self.shared = WindowCap(sys.maxsize)
+        """What each connection may have now."""
+        self._cap_bytes = cap_bytes
+        self._total_bytes = total_bytes
+        self._least_bytes = least_bytes
+        self._open_count = 0
+        self._lowest_cap_bytes = sys.maxsize
+        self._share()
+
+    @property
+    def lowest_cap_bytes(self) -> int:
+        """The least that one connection could have since the last reset; 0: no cap."""
+        return self._lowest_cap_bytes if self._lowest_cap_bytes < sys.maxsize else 0
+
+    def set_cap(self, cap_bytes: int) -> None:
+        """
+        Change what one connection may have; 0: no cap.
+        """
+        self._cap_bytes = cap_bytes
+        self._share()
+
+    def join(self) -> None:
+        """
+        One more connection is open.
+        """
+        self._open_count += 1
+        self._share()
+
+    def leave(self) -> None:
+        """
+        One less is open.
+        """
+        self._open_count -= 1
+        self._share()
+
+    def reset(self) -> None:
+        """
+        Look for the lowest cap from now on.
+        """
+        self._lowest_cap_bytes = self.shared.cap_bytes
+
+    def _share(self) -> None:
+        cap_bytes = self._cap_bytes or sys.maxsize
+        if self._total_bytes and self._open_count:
+            share_bytes = max(self._least_bytes, self._total_bytes // self._open_count)
+            cap_bytes = min(cap_bytes, share_bytes)
+        self.shared.cap_bytes = cap_bytes
+        self._lowest_cap_bytes = min(self._lowest_cap_bytes, cap_bytes)
