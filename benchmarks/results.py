@@ -45,7 +45,7 @@ class RunResult(_Model):
     server_busy: float
     """Parts of one core that the server's processes used; 2 workers may use 2."""
     load_busy: float
-    worker_shares: Sequence[float]
+    worker_shares: tuple[float, ...]
     """How the server's CPU was spread over its processes."""
     received_datagrams: int
     """By the load; of an upload, acknowledgements."""
@@ -102,7 +102,7 @@ class SideFacts(_Model):
 
     label: str
     kind: str
-    words: Sequence[str]
+    words: tuple[str, ...]
     is_pinned: bool
     is_traced: bool
     direction: str
@@ -143,7 +143,7 @@ class CaseResult(_Model):
     figure: Figure
     a: SideFacts
     b: SideFacts
-    pairs: Sequence[PairResult] = ()
+    pairs: tuple[PairResult, ...] = ()
     value: SpreadResult | None = None
     """Of the pairs that count."""
     counted_pair_count: int = 0
@@ -222,7 +222,7 @@ class Document(_Model):
     calibration_before: CalibrationFacts
     calibration_after: CalibrationFacts | None
     """None when the measurement was interrupted."""
-    cases: Sequence[CaseResult]
+    cases: tuple[CaseResult, ...]
 
 
 def render_document(document: Document) -> dict[str, Any]:

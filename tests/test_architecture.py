@@ -11,8 +11,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 # Who may not import whom, at any depth. The traced image holds server and client alone.
 FORBIDDEN = {
-    "server": {"client", "quiclab", "docker", "invoke", "pydantic", "rich", "tasks"},
-    "client": {"quiclab", "docker", "invoke", "pydantic", "rich", "tasks"},
+    "server": {"client", "quiclab", "benchmarks", "docker", "invoke", "pydantic", "rich", "tasks"},
+    "client": {"quiclab", "benchmarks", "docker", "invoke", "pydantic", "rich", "tasks"},
 }
 QUICLAB_MAY_IMPORT_OF_SERVER = {"server.probes"}
 
@@ -56,7 +56,19 @@ def test_the_lab_imports_of_the_server_only_its_probe_table() -> None:
     assert QUICLAB_MAY_IMPORT_OF_SERVER == seen
 
 
-@pytest.mark.parametrize("package", ["server", "client", "quiclab"])
+def test_only_the_tasks_know_of_the_benchmarks() -> None:
+    """What is measured does not know its measure."""
+    seen = {
+        name
+        for package in ("server", "client", "quiclab")
+        for name, path in _modules(package).items()
+        for imported in _imports(path)
+        if imported.split(".")[0] == "benchmarks"
+    }
+    assert seen == set()
+
+
+@pytest.mark.parametrize("package", ["server", "client", "quiclab", "benchmarks"])
 def test_modules_form_no_cycle(package: str) -> None:
     """Following imports from any module never leads back to it."""
     modules = _modules(package)

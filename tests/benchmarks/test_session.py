@@ -1,0 +1,130 @@
+"""
+A measurement from end to end, with runs that are told instead of made.
+"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.results import DOCUMENT, load_document, render_document
+from benchmarks.session import bench, measure_case, plan_measurement
+from benchmarks.sides import Outcome, Side, Work
+from quiclab.command.words import BenchWords
+from quiclab.errors import ExitCode, UsageError
+from tests.benchmarks.samples import find_case, make_outcome
+
+
+class Runs:
+    """Makes runs of a cost by label, and notes who was asked for."""
+
+    def __init__(self, **cost: float) -> None:
+        self._cost = cost
+        self.labels: list[str] = []
+        self.answers: list[float] = []
+
+    def __call__(self, side: Side, work: Work, answered_every: float) -> Outcome:
+        """Be a run."""
+        self.labels.append(side.label)
+        self.answers.append(answered_every)
+        return replace(
+            make_outcome(cpu_s_per_gb=self._cost[side.label]), total_bytes=work.total_bytes
+        )
+
+
+def test_sides_take_turns_in_going_first() -> None:
+    """A B B A A B: what drifts favours neither."""
+    runs = Runs(stock=60.0, ours=20.0)
+    pairs = measure_case(find_case("stock-download-1200"), pair_count=3, run=runs)
+    assert runs.labels == ["stock", "ours", "ours", "stock", "stock", "ours"]
+    assert [pair.order for pair in pairs] == ["AB", "BA", "AB"]
+    assert [pair.value for pair in pairs] == pytest.approx([3.0] * 3)
+
+
+def test_floor_answers_as_often_as_the_run_it_is_compared_with() -> None:
+    """A run of the server goes ahead, which counts for nothing else."""
+    runs = Runs(floor=18.0, ours=20.0)
+    pairs = measure_case(find_case("floor-1200-10"), pair_count=2, run=runs)
+    assert runs.labels == ["ours", "floor", "ours", "ours", "floor"]
+    told = [
+        every for label, every in zip(runs.labels, runs.answers, strict=True) if label == "floor"
+    ]
+    assert told == [20.0, 20.0]
+    assert len(pairs) == 2
+
+
+def test_progress_is_told_after_every_run_that_counts() -> None:
+    """Two a pair."""
+    said: list[None] = []
+    measure_case(
+        find_case("probes-off"),
+        pair_count=2,
+        run=Runs(**{"probes off": 20.0, "not traced": 20.2}),
+        on_run=lambda: said.append(None),
+    )
+    assert len(said) == 4
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        BenchWords(only=["nonsense"]),
+        BenchWords(pairs="0"),
+        BenchWords(pairs="many"),
+        BenchWords(datagram="1199"),
+        BenchWords(datagram="8973"),
+        BenchWords(buffer="8Q"),
+        BenchWords(instructions=True, quick=True),
+    ],
+    ids=["only", "no pairs", "pairs", "small", "large", "buffer", "instructions"],
+)
+def test_wrong_word_is_refused(words: BenchWords) -> None:
+    """Before anything begins."""
+    with pytest.raises(UsageError):
+        plan_measurement(words, speed=1.0)
+
+
+def test_quick_measures_fewer_pairs_of_less() -> None:
+    """About a minute."""
+    usual = plan_measurement(BenchWords(), speed=1.0)
+    quick = plan_measurement(BenchWords(quick=True), speed=1.0)
+    assert (usual.pair_count, quick.pair_count) == (5, 2)
+    assert quick.cases[0].b_work.total_bytes < usual.cases[0].b_work.total_bytes
+
+
+def test_only_takes_commas_and_repetition() -> None:
+    """`--only a,b --only c` is three comparisons."""
+    plan = plan_measurement(
+        BenchWords(only=["stock-download-1200,workers-2", "probes-off"]), speed=1.0
+    )
+    assert [case.name for case in plan.cases] == ["stock-download-1200", "workers-2", "probes-off"]
+    assert plan.is_chosen
+
+
+def test_plan_touches_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What would be measured is said; no folder is made, nothing is calibrated or started."""
+    monkeypatch.chdir(tmp_path)
+    assert bench(BenchWords(plan=True, only=["workers-2"])) is ExitCode.OK
+    said = capsys.readouterr().out
+    assert "two workers against one" in said
+    assert "5 pairs" in said
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.real
+@pytest.mark.slow
+def test_measurement_leaves_a_document_and_a_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A pair of real runs: a row for people, a document that reads back for programs."""
+    words = BenchWords(only=["probes-off"], pairs="1", output=str(tmp_path), json=True)
+    assert bench(words) in {ExitCode.OK, ExitCode.INCONCLUSIVE}
+    said = capsys.readouterr()
+    (folder,) = tmp_path.iterdir()
+    document = load_document(folder / DOCUMENT)
+    assert json.loads(said.out) == render_document(document)
+    assert [case.name for case in document.cases] == ["probes-off"]
+    assert "probes-off: probes off, not traced" in said.err
