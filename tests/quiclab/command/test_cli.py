@@ -20,7 +20,7 @@ from quiclab.command.words import TraceWords, option
 from quiclab.errors import ExitCode, MachineError
 
 ROOT = Path(__file__).resolve().parents[3]
-NAMES = ["build", "check", "clean", "doctor", "scripts", "test", "trace"]
+NAMES = ["bench", "build", "check", "clean", "doctor", "profile", "scripts", "test", "trace"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
