@@ -12,7 +12,11 @@ One contract suite (tests/quiclab/runner/) runs against all three.
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
+
+from quiclab.errors import RunError
+
+RoleT = TypeVar("RoleT")
 
 SERVER = "server"
 CLIENT = "client"
@@ -24,6 +28,19 @@ def tracer_roles(count: int) -> list[str]:
     The roles of so many tracers: `tracer`, `tracer-2` and so on.
     """
     return [TRACER if index == 1 else f"{TRACER}-{index}" for index in range(1, count + 1)]
+
+
+def find_started(roles: Mapping[str, RoleT], role: str) -> RoleT:
+    """
+    What a place keeps of a role.
+
+    Raises:
+        RunError: It was not started.
+    """
+    try:
+        return roles[role]
+    except KeyError:
+        raise RunError(f"{role} was not started in this run") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,6 +91,7 @@ class Container:
         Say what it shall become; it does so at once.
 
         Raises:
+            RoleExitedError: It ended before it heard.
             RunError: It cannot be told.
         """
         files = {name: base64.b64encode(data).decode() for name, data in words.files.items()}
@@ -100,6 +101,8 @@ class Container:
         try:
             self._stdin.send(json.dumps(line).encode() + b"\n", limit_s=_TELL_LIMIT_S)
         except (OSError, ValueError) as error:
+            if self._ended.wait(_END_NOTICED_S):
+                raise self.exited() from error
             raise RunError(f"the {self.role} container cannot be started: {error}") from error
 
     def close(self) -> None:

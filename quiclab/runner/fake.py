@@ -20,7 +20,7 @@ from quiclab import leftovers
 from quiclab.clock import FakeClock
 from quiclab.errors import MachineError, RoleExitedError, RunError
 from quiclab.observer import Phase
-from quiclab.runner.base import CLIENT, SERVER, TRACER, PlaceFacts
+from quiclab.runner.base import CLIENT, SERVER, TRACER, PlaceFacts, find_started
 from quiclab.runner.drops import UdpSocket, summarize_drops
 from quiclab.runner.faults import Faults
 from server.probes import PROBES
@@ -200,7 +200,7 @@ class FakePlace:
     def exit_status(self, role: str) -> int | None:
         """None while it runs."""
         self._pass_time()
-        started = self._role(role)
+        started = find_started(self._roles, role)
         return started.exit_status if self._clock.now_s() >= started.ends_s else None
 
     def wait(self, role: str, *, timeout_s: float) -> int:
@@ -210,7 +210,7 @@ class FakePlace:
         Raises:
             TimeoutError: It still runs.
         """
-        started = self._role(role)
+        started = find_started(self._roles, role)
         until_s = min(started.ends_s, self._clock.now_s() + timeout_s)
         self._pass_time(max(0.0, until_s - self._clock.now_s()))
         status = self.exit_status(role)
@@ -227,7 +227,7 @@ class FakePlace:
 
     def terminate(self, role: str) -> None:
         """Ask it to end, by the word that is never missed."""
-        started = self._role(role)
+        started = find_started(self._roles, role)
         if role.startswith(TRACER):
             self._begin(Phase.COLLECT)
         if role in self._faults.never_ending or started.ends_s <= self._clock.now_s():
@@ -238,20 +238,20 @@ class FakePlace:
 
     def kill(self, role: str) -> None:
         """End it at once; a tracer's final maps are lost."""
-        started = self._role(role)
+        started = find_started(self._roles, role)
         if started.ends_s > self._clock.now_s():
             started.is_killed = True
             self._end(role, _SIGNAL_STATUS + signal.SIGKILL)
 
     def output(self, role: str) -> tuple[str, str]:
         """The server's first line, and what a role that died had to say."""
-        started = self._role(role)
+        started = find_started(self._roles, role)
         stdout = json.dumps(self._describe_server()) + "\n" if role == SERVER else ""
         return stdout, started.stderr
 
     def uptime_s(self, role: str) -> float:
         """Seconds of the fake clock."""
-        started = self._role(role)
+        started = find_started(self._roles, role)
         return min(self._clock.now_s(), started.ends_s) - started.started_s
 
     def socket_drops(self) -> Mapping[str, Any]:
@@ -409,14 +409,8 @@ class FakePlace:
             result |= {"ok": False, "reason": "stalled: nothing moved for 10.0 s"}
         self.write(CLIENT, "client.json", json.dumps(result).encode())
 
-    def _role(self, role: str) -> _Role:
-        try:
-            return self._roles[role]
-        except KeyError:
-            raise RunError(f"{role} was not started in this run") from None
-
     def _check_alive(self, role: str) -> None:
-        started = self._role(role)
+        started = find_started(self._roles, role)
         if self._clock.now_s() >= started.ends_s:
             raise RoleExitedError(
                 role,

@@ -31,7 +31,7 @@ import psutil
 from quiclab import leftovers
 from quiclab.errors import MachineError, RoleExitedError, RunError
 from quiclab.machine.host import detect_features
-from quiclab.runner.base import SERVER, PlaceFacts
+from quiclab.runner.base import SERVER, PlaceFacts, find_started
 from quiclab.runner.drops import parse_udp_counters, parse_udp_sockets, summarize_drops
 from quiclab.runner.words import find_last_words
 
@@ -232,7 +232,7 @@ class ProcessPlace:
 
     def exit_status(self, role: str) -> int | None:
         """None while it runs; 128 + n when signal n ended it."""
-        started = self._role(role)
+        started = find_started(self._roles, role)
         code = started.process.poll()
         if code is None:
             return None
@@ -246,7 +246,7 @@ class ProcessPlace:
         Raises:
             TimeoutError: It still runs.
         """
-        _await_end(self._role(role).process, timeout_s=timeout_s)
+        _await_end(find_started(self._roles, role).process, timeout_s=timeout_s)
         status = self.exit_status(role)
         if status is None:
             raise TimeoutError(f"{role} still runs after {timeout_s:.1f} s")
@@ -254,15 +254,15 @@ class ProcessPlace:
 
     def interrupt(self, role: str) -> None:
         """Send SIGINT to the process itself; its workers are its own affair."""
-        self._role(role).process.send_signal(signal.SIGINT)
+        find_started(self._roles, role).process.send_signal(signal.SIGINT)
 
     def terminate(self, role: str) -> None:
         """Send SIGTERM to the process itself."""
-        self._role(role).process.send_signal(signal.SIGTERM)
+        find_started(self._roles, role).process.send_signal(signal.SIGTERM)
 
     def kill(self, role: str) -> None:
         """Send SIGKILL to the process and all that it forked."""
-        _kill_group(self._role(role).process.pid)
+        _kill_group(find_started(self._roles, role).process.pid)
 
     def output(self, role: str) -> tuple[str, str]:
         """What it wrote so far."""
@@ -272,7 +272,7 @@ class ProcessPlace:
     def uptime_s(self, role: str) -> float:
         """Seconds since its start, until now or its end."""
         self.exit_status(role)
-        started = self._role(role)
+        started = find_started(self._roles, role)
         return (started.ended_s or time.monotonic()) - started.started_s
 
     def socket_drops(self) -> Mapping[str, Any]:
@@ -282,7 +282,7 @@ class ProcessPlace:
         The machine's network namespace is shared, so its own counters are
         given as what they grew by since the place was opened.
         """
-        inodes = _socket_inodes(self._role(SERVER).process.pid)
+        inodes = _socket_inodes(find_started(self._roles, SERVER).process.pid)
         sockets = [
             udp_socket
             for table in ("/proc/net/udp", "/proc/net/udp6")
@@ -309,12 +309,6 @@ class ProcessPlace:
         folder = self._directory / role
         folder.mkdir(exist_ok=True, mode=0o700)
         return folder
-
-    def _role(self, role: str) -> _Role:
-        try:
-            return self._roles[role]
-        except KeyError:
-            raise RunError(f"{role} was not started in this run") from None
 
     def _check_alive(self, role: str) -> None:
         status = self.exit_status(role)
