@@ -31,7 +31,7 @@ from aioquic.quic.events import (
     StreamReset,
 )
 
-from server.internals import SendBacklog
+from server.internals import SendBacklog, window_bytes
 
 ALPN: Final = "perf"
 HEADER_BYTES: Final = 8
@@ -40,9 +40,9 @@ CONTENT_PERIOD: Final = 251
 # One write hands aioquic at most this much. Large, so that few calls are made;
 # bounded, because the block below is kept in memory for the life of the process.
 LARGEST_CHUNK_BYTES: Final = 1024 * 1024
-# What a stream is handed before the next takes its turn. aioquic's cost of a packet grows
-# with the streams that have data waiting in it (17 us with 1, 26 with 4, 95 with 64), so
-# a turn is long enough that few have: two or more full messages, 14 datagrams of 8,972.
+# What a stream is handed at least before the next takes its turn. aioquic's cost of a packet
+# grows with the streams that have data waiting in it (17 us with 1, 26 with 4, 95 with 64),
+# so a turn is long enough that few have: two or more full messages, 14 datagrams of 8,972.
 TURN_BYTES: Final = 128 * 1024
 
 _CONTENT: Final = bytes(range(CONTENT_PERIOD)) * (LARGEST_CHUNK_BYTES // CONTENT_PERIOD + 2)
@@ -116,11 +116,11 @@ class ContentFeed:
     """
     Streams of one connection whose content is not fully handed to aioquic yet.
 
-    Streams take turns: the first is handed `TURN_BYTES`, then it waits until all others
-    have had theirs, and nobody is served before what was handed over is nearly sent. So
-    few streams have data waiting in aioquic at once, however many are open, and streams
-    without an end are never further apart than a turn. One that its receiver's flow
-    control stops is passed over.
+    Streams take turns: the first is handed its share of the connection's window, then it
+    waits until all others have had theirs, and nobody is served before what was handed
+    over is nearly sent. So few streams have data waiting in aioquic at once, however many
+    are open, and streams without an end are never further apart than a turn. One that its
+    receiver's flow control stops is passed over.
 
     A stream leaves the feed when its FIN is handed over, so that work is in
     proportion to the streams that still have something to send.
@@ -172,14 +172,14 @@ class ContentFeed:
         self._turns.clear()
         self._backlogs.clear()
 
-    def produce(self, window_bytes: int) -> int:
+    def produce(self, wanted_bytes: int) -> int:
         """
         Top up the streams, so that so much can be sent without asking again.
 
         At most a turn more than that waits in aioquic afterwards.
 
         Args:
-            window_bytes: How much the connection may soon send, in all.
+            wanted_bytes: How much the connection may soon send, in all.
 
         Returns:
             Bytes of content handed over.
@@ -189,14 +189,17 @@ class ContentFeed:
             self._backlogs.clear()
             return 0
         waiting_bytes = self._count_waiting()
+        if waiting_bytes >= wanted_bytes:
+            return 0
+        turn_bytes = self._turn_bytes()
         written_bytes = 0
         stopped_count = 0
-        while waiting_bytes < window_bytes and stopped_count < len(turns):
+        while waiting_bytes < wanted_bytes and stopped_count < len(turns):
             stream_id = turns.popleft()
             content = self._streams.get(stream_id)
             if content is None:
                 continue
-            room_bytes = min(TURN_BYTES, content.backlog.room_bytes)
+            room_bytes = min(turn_bytes, content.backlog.room_bytes)
             if not room_bytes and content.left_bytes != 0:
                 stopped_count += 1
                 turns.append(stream_id)
@@ -211,6 +214,16 @@ class ContentFeed:
             else:
                 turns.append(stream_id)
         return written_bytes
+
+    def _turn_bytes(self) -> int:
+        """
+        How much a stream is handed at once.
+
+        The longer the better for one stream: what is in flight stays in the bytearray that
+        aioquic appends to, and growing it by an eighth or less copies all of it each time.
+        """
+        share_bytes = window_bytes(self._connection) // max(1, len(self._streams))
+        return max(TURN_BYTES, min(share_bytes, LARGEST_CHUNK_BYTES))
 
     def _count_waiting(self) -> int:
         """
