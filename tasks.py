@@ -12,6 +12,7 @@ from quiclab.command.words import (
     CheckWords,
     CleanWords,
     DoctorWords,
+    ProfileWords,
     ScriptsWords,
     TestWords,
     TraceWords,
@@ -86,6 +87,16 @@ def bench(words: BenchWords) -> int:
     from benchmarks import session
 
     return session.bench(words)
+
+
+@lab_task(ProfileWords)
+def profile(words: ProfileWords) -> int:
+    """
+    Sample the server under load: where its time goes, as a table and a flame graph.
+    """
+    from benchmarks import profiling
+
+    return profiling.profile(words)
 
 
 @lab_task(CheckWords)

@@ -142,5 +142,22 @@ class BenchWords:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileWords:
+    """The options of `profile`."""
+
+    direction: str = option("download or upload (default download)")
+    datagram: str = option("bytes of a full QUIC datagram (default 1200)")
+    streams: str = option("streams on each connection (default 1)")
+    connections: str = option("connections in all (default 1)")
+    duration: str = option("how long to sample, whole seconds (default 10s)")
+    buffer: str = option("bytes of the server's TX ring: 8000000, 128k, 8M (default 128000)")
+    output: str = option("parent folder of the result's folder (default artifacts)")
+    label: str = option("a name for people, kept in the result")
+    install: bool = option("install the Debian packages that are missing", default=True)
+    yes: bool = option("agree to installs", default=False)
+    json: bool = option("print the result as one JSON document on stdout", default=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckWords:
     """`check` has no options."""
