@@ -39,7 +39,7 @@ from quiclab.units import parse_count, parse_size, render_size
 from server.settings import LARGEST_DATAGRAM_BYTES, SMALLEST_DATAGRAM_BYTES
 
 _PAIR_COUNT: Final = 5
-_QUICK_PAIR_COUNT: Final = 2
+_QUICK_PAIR_COUNT: Final = 3
 _MOST_PAIRS: Final = 100
 _QUICK_LOAD: Final = 0.6  # of the usual bytes
 # A machine outside these is measured with loads that last longer or shorter.
