@@ -39,7 +39,7 @@ ENDLESS: Final = 2**64 - 1
 CONTENT_PERIOD: Final = 251
 # One write hands aioquic at most this much. Large, so that few calls are made;
 # bounded, because the block below is kept in memory for the life of the process.
-LARGEST_CHUNK_BYTES: Final = 1024 * 1024
+LARGEST_CHUNK_BYTES: Final = 2 * 1024 * 1024
 # What a stream is handed at least before the next takes its turn. aioquic's cost of a packet
 # grows with the streams that have data waiting in it (17 us with 1, 26 with 4, 95 with 64),
 # so a turn is long enough that few have: two or more full messages, 14 datagrams of 8,972.
