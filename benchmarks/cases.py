@@ -19,9 +19,9 @@ LARGE_BYTES: Final = 8_900
 DEFAULT_BUFFER_BYTES: Final = 128_000
 _SEGMENTS_OF_THE_LAB: Final = 10
 _MB: Final = 1_000_000
-# A run lasts 1 to 3 s with these on a machine whose calibration loop takes `REFERENCE_LOOP_NS`.
-_SMALL_LOAD_BYTES: Final = 40 * _MB
-_LARGE_LOAD_BYTES: Final = 200 * _MB
+# A run lasts 1 to 2 s with these on a machine whose calibration loop takes `REFERENCE_LOOP_NS`.
+_SMALL_LOAD_BYTES: Final = 32 * _MB
+_LARGE_LOAD_BYTES: Final = 160 * _MB
 REFERENCE_LOOP_NS: Final = 100.0
 
 

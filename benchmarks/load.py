@@ -6,9 +6,9 @@ measurement is about. Each connection has a socket of its own. Every byte that
 comes is compared with the pattern; a server compares what it is sent.
 
 It talks in JSON lines. `{"event": "ready"}` when all handshakes are done; a line on
-stdin starts the transfer; `{"event": "done", ...}` when all has arrived; the end of
-stdin (or another line) closes the connections. So neither handshakes nor ends are
-inside the measured time.
+stdin starts the transfer; `{"event": "done", ...}` when all has arrived; the next line
+closes the connections (`{"event": "closed"}`), and one more opens new ones. The end of
+stdin ends it. So neither handshakes nor ends are inside the measured time.
 
 A client that took 64 trains before it answered ran in lock step with the server, so
 it answers after four messages, or when there are no more. A message is a train where
@@ -81,6 +81,7 @@ class LoadSettings:
         stream_count: Streams of each.
         datagram_bytes: Largest datagram that the client sends.
         answer_every: Datagrams that are taken before an answer; 0: four messages.
+        is_held: Whether it waits for a word before it opens the first connections.
     """
 
     ip: str
@@ -93,6 +94,7 @@ class LoadSettings:
     stream_count: int
     datagram_bytes: int
     answer_every: int = 0
+    is_held: bool = False
 
 
 @dataclass(slots=True)
@@ -259,16 +261,37 @@ class Load:
         self._epoll = select.epoll()
         self._epoll.register(sys.stdin.fileno(), select.EPOLLIN)
         self._is_told = False
+        self._is_ended = False
         self._moved_at_s = time.monotonic()
         self._done_count = 0
 
     def run(self) -> None:
         """
-        Open, wait for the word, move, tell, wait for the word, close.
+        Open, move, close, as often as it is told to.
         """
-        self._open()
-        self._tell({"event": "ready", "pid": os.getpid()})
-        self._turn_until_told()
+        is_held = self._settings.is_held
+        while not self._is_ended:
+            if is_held:
+                self._tell({"event": "closed"})
+                self._turn_until_told()
+                if self._is_ended:
+                    return
+            is_held = True
+            self._open()
+            self._tell({"event": "ready", "pid": os.getpid()})
+            self._turn_until_told()
+            if not self._is_ended:
+                self._tell({"event": "done", **self._move()})
+                self._turn_until_told()
+            self._close()
+
+    def _move(self) -> dict[str, float]:
+        """
+        Move everything; what it took.
+
+        Raises:
+            LoadError: A byte was wrong, or nothing moves any more.
+        """
         before = self._counts()
         cpu_ns, began_s = time.process_time_ns(), time.monotonic()
         self._begin()
@@ -278,19 +301,22 @@ class Load:
                 raise LoadError(f"nothing has moved for {_STALL_S:.0f} s")
         seconds = time.monotonic() - began_s
         counts = {name: count - before[name] for name, count in self._counts().items()}
-        self._tell(
-            {
-                "event": "done",
-                "bytes": sum(peer.moved_bytes for peer in self._peers.values()),
-                "seconds": seconds,
-                "cpu_ns": time.process_time_ns() - cpu_ns,
-                **counts,
-            }
-        )
-        self._turn_until_told()
-        for peer in self._peers.values():
+        return {
+            "bytes": sum(peer.moved_bytes for peer in self._peers.values()),
+            "seconds": seconds,
+            "cpu_ns": time.process_time_ns() - cpu_ns,
+            **counts,
+        }
+
+    def _close(self) -> None:
+        for fd, peer in self._peers.items():
             peer.quic.close()
             peer.transmit(time.monotonic())
+            self._epoll.unregister(fd)
+            peer.socket.sock.close()
+        self._peers.clear()
+        self._timers.clear()
+        self._done_count = 0
 
     def _open(self) -> None:
         configuration = QuicConfiguration(
@@ -303,6 +329,7 @@ class Load:
             max_datagram_size=self._settings.datagram_bytes,
             probe_datagram_size=False,
         )
+        self._moved_at_s = time.monotonic()
         waiting: list[Peer] = []
         for _ in range(self._settings.connection_count):
             peer = Peer(self._settings, configuration)
@@ -347,7 +374,7 @@ class Load:
         for fd, mask in ready:
             peer = self._peers.get(fd)
             if peer is None:
-                os.read(fd, 4096)
+                self._is_ended = not os.read(fd, 4096)
                 self._is_told = True
                 continue
             was_done = peer.is_done
@@ -428,6 +455,7 @@ def parse_load(argv: list[str] | None = None) -> LoadSettings:
     add("--streams", type=int, default=1)
     add("--datagram", type=int, default=1200)
     add("--answer-every", type=int, default=0)
+    add("--hold", action="store_true")
     words = parser.parse_args(argv)
     return LoadSettings(
         ip=words.ip,
@@ -440,6 +468,7 @@ def parse_load(argv: list[str] | None = None) -> LoadSettings:
         stream_count=words.streams,
         datagram_bytes=words.datagram,
         answer_every=words.answer_every,
+        is_held=words.hold,
     )
 
 

@@ -6,8 +6,10 @@ import json
 import platform
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +17,7 @@ from typing import Any, Final
 from benchmarks.cases import REFERENCE_LOOP_NS, Case, Wishes, choose_cases, make_cases
 from benchmarks.hits_tracing import find_tracer
 from benchmarks.measure import Calibration, calibrate
-from benchmarks.pairs import orders, run_until_quiet
+from benchmarks.pairs import Order, orders, run_until_quiet
 from benchmarks.results import (
     DOCUMENT,
     CalibrationFacts,
@@ -25,7 +27,7 @@ from benchmarks.results import (
     RunResult,
     render_document,
 )
-from benchmarks.sides import Outcome, Side, Work, check_cores, run_side
+from benchmarks.sides import OpenSide, Outcome, Side, Work, check_cores, opened_side
 from benchmarks.table import render_calibration, render_notes, render_table
 from quiclab.artifacts import RunFolder, render_folder_name
 from quiclab.command.readiness import Readiness
@@ -38,16 +40,17 @@ from quiclab.machine.setup import ROOT
 from quiclab.units import parse_count, parse_size, render_size
 from server.settings import LARGEST_DATAGRAM_BYTES, SMALLEST_DATAGRAM_BYTES
 
-_PAIR_COUNT: Final = 5
+_PAIR_COUNT: Final = 10
 _QUICK_PAIR_COUNT: Final = 3
+_PAIRS_OF_A_PROCESS: Final = 5
 _MOST_PAIRS: Final = 100
 _QUICK_LOAD: Final = 0.6  # of the usual bytes
 # A machine outside these is measured with loads that last longer or shorter.
 _SLOWEST, _FASTEST = 0.25, 4.0
-_OVERHEAD_S: Final = 2.0  # of each run, for processes that start and shake hands
+_OVERHEAD_S: Final = 0.5  # of each run, for processes that start and shake hands
 _VERSIONS: Final = ("aioquic", "qh3", "cryptography")
 
-RunSide = Callable[[Side, Work, float], Outcome]
+Opener = Callable[[Side, Work], AbstractContextManager[OpenSide]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,55 +173,59 @@ def measure_case(
     case: Case,
     *,
     pair_count: int,
-    run: RunSide,
+    opened: Opener = opened_side,
     on_run: Callable[[], None] = lambda: None,
 ) -> list[PairResult]:
     """
-    Measure one comparison.
+    Measure one comparison, with both sides up all the time and new processes now and then.
+
+    What a machine can do changes within seconds, so the runs of a pair follow each other
+    without a pause; and how a process happens to lie in memory counts for some percent,
+    so a comparison is not left to one process of each.
 
     Args:
         case: Which one.
         pair_count: How many pairs.
-        run: Makes one run of a side; its last argument is how often the floor's receiver
-            answers.
+        opened: Opens a side.
         on_run: Called after each run that counts.
 
     Raises:
         RunError: A run went wrong.
         MachineError: This machine cannot do it.
     """
-    answered_every = 1.0
-    if case.a.kind == "floor":  # it is told how often the other side's client answered
-        answered_every = run(case.b, case.b_work, 0.0).answered_every
+    pairs: list[PairResult] = []
+    todo = list(orders(pair_count))
+    while todo:
+        some, todo = todo[:_PAIRS_OF_A_PROCESS], todo[_PAIRS_OF_A_PROCESS:]
+        with opened(case.a, case.a_work) as a, opened(case.b, case.b_work) as b:
+            pairs += _measure_pairs(case, a, b, some, on_run)
+    return pairs
+
+
+def _measure_pairs(
+    case: Case, a: OpenSide, b: OpenSide, todo: Sequence[Order], on_run: Callable[[], None]
+) -> list[PairResult]:
+    # The first run of a process is no figure (caches are cold), but it tells how often
+    # the client answers, which the floor must know.
+    answered_every = b.run().answered_every
+    a.run(answered_every=answered_every)
     pairs = []
-    for order in orders(pair_count):
+    for order in todo:
         outcomes: dict[str, Outcome] = {}
         for name in order:
-            side, work = (case.a, case.a_work) if name == "A" else (case.b, case.b_work)
-            every = answered_every
-
-            def once(side: Side = side, work: Work = work, every: float = every) -> Outcome:
-                return run(side, work, every)
-
-            outcomes[name] = run_until_quiet(once)
+            side = a if name == "A" else b
+            outcomes[name] = run_until_quiet(partial(side.run, answered_every=answered_every))
             if name == "B":
                 answered_every = outcomes[name].answered_every
             on_run()
-        a, b = outcomes["A"], outcomes["B"]
-        pairs.append(
-            PairResult(
-                order=order, a=RunResult.of(a), b=RunResult.of(b), value=case.figure.of(a, b)
-            )
-        )
+        costs = outcomes["A"], outcomes["B"]
+        first, second = (RunResult.of(each) for each in costs)
+        pairs.append(PairResult(order=order, a=first, b=second, value=case.figure.of(*costs)))
     return pairs
 
 
 def _speed(calibration: Calibration) -> float:
     return min(_FASTEST, max(_SLOWEST, REFERENCE_LOOP_NS / calibration.loop_ns))
-
-
-def _run(side: Side, work: Work, answered_every: float) -> Outcome:
-    return run_side(side, work, answered_every=answered_every)
 
 
 def _measure(plan: Plan, words: BenchWords, terminal: Terminal, before: Calibration) -> ExitCode:
@@ -270,7 +277,7 @@ def _measure_one(case: Case, plan: Plan, progress: _Progress, terminal: Terminal
     try:
         if case.needs_tracer:
             find_tracer()
-        pairs = measure_case(case, pair_count=plan.pair_count, run=_run, on_run=on_run)
+        pairs = measure_case(case, pair_count=plan.pair_count, on_run=on_run)
     except MachineError as error:
         failure = str(error)
         code = ExitCode.MACHINE_CANNOT if plan.is_chosen else ExitCode.OK

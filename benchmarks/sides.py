@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -314,18 +314,40 @@ class RunningLoad:
     def tell(self) -> None:
         """Let it go on."""
         assert self.process.stdin is not None
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
+        try:
+            self.process.stdin.write("\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            pass  # what it says next, or that it says nothing, tells more
+
+    def leave(self) -> None:
+        """
+        Close its connections; it stays.
+
+        Raises:
+            RunError: It failed.
+        """
+        self.tell()
+        self.hear("closed", timeout_s=_READY_TIMEOUT_S)
 
 
 @contextlib.contextmanager
-def running_load(server: RunningServer, work: Work, *, is_pinned: bool) -> Iterator[RunningLoad]:
+def running_load(
+    server: RunningServer, work: Work, *, is_pinned: bool, is_held: bool = False
+) -> Iterator[RunningLoad]:
     """
     Start the load, on its core, and end it afterwards.
+
+    Args:
+        server: Its server.
+        work: What it moves.
+        is_pinned: Whether it has a core of its own.
+        is_held: Whether it waits for a word before it opens the first connections.
     """
+    words = [*server.load_words(work), *(["--hold"] if is_held else [])]
     process = subprocess.Popen(
         _command(
-            ["-m", "benchmarks.load", *server.load_words(work)],
+            ["-m", "benchmarks.load", *words],
             LOAD_CORE if is_pinned else None,
         ),
         stdin=subprocess.PIPE,
@@ -342,33 +364,80 @@ def running_load(server: RunningServer, work: Work, *, is_pinned: bool) -> Itera
             process.communicate()
 
 
-def run_side(side: Side, work: Work, *, answered_every: float = 0.0) -> Outcome:
+class OpenSide:
     """
-    Start a server, move the work, end the server; what it cost.
+    A side that is up: its server listens, its load waits. It may run many times.
 
     Args:
-        side: Which server.
-        work: What is moved.
-        answered_every: How often the floor's receiver answers; of no meaning to a server.
+        run: Makes a run; is told how often the floor's receiver answers.
+    """
+
+    def __init__(self, run: Callable[[float], Outcome]) -> None:
+        self._run = run
+
+    def run(self, *, answered_every: float = 0.0) -> Outcome:
+        """
+        Move the work once, over new connections; what it cost.
+
+        Args:
+            answered_every: How often the floor's receiver answers; of no meaning to a server.
+
+        Raises:
+            RunError: A byte was wrong or missing, or a process failed.
+        """
+        return self._run(answered_every)
+
+
+@contextlib.contextmanager
+def opened_side(side: Side, work: Work) -> Iterator[OpenSide]:
+    """
+    Start what a side consists of, and end it afterwards.
+
+    Both sides of a comparison can be up at once: who has nothing to do takes no CPU.
+
+    Raises:
+        RunError: A process failed.
+        MachineError: A traced side cannot be traced here.
+    """
+    if side.kind == "floor":
+        yield OpenSide(lambda every: run_floor(work, answered_every=every))
+        return
+    tracer = find_tracer() if side.is_traced else []
+    with contextlib.ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="quiclab-bench-")))
+        server = stack.enter_context(running_server(side, work, directory))
+        load = stack.enter_context(
+            running_load(server, work, is_pinned=side.is_pinned, is_held=True)
+        )
+        load.hear("closed", timeout_s=_READY_TIMEOUT_S)
+        if not side.is_traced:
+            yield OpenSide(lambda _: _run_open(server, load, work))
+            return
+        wanted = stack.enter_context(_traced(server, tracer, directory))
+
+        def run_traced(_: float) -> Outcome:
+            outcome = _run_open(server, load, work)
+            if not server.traced_probes() >= wanted:
+                raise RunError("a tracer ended while the server was measured")
+            return outcome
+
+        yield OpenSide(run_traced)
+
+
+def run_side(side: Side, work: Work, *, answered_every: float = 0.0) -> Outcome:
+    """
+    Open a side, run it once, close it.
 
     Raises:
         RunError: A byte was wrong or missing, or a process failed.
         MachineError: A traced side cannot be traced here.
     """
-    if side.kind == "floor":
-        return run_floor(work, answered_every=answered_every)
-    tracer = find_tracer() if side.is_traced else []
-    with tempfile.TemporaryDirectory(prefix="quiclab-bench-") as name:
-        directory = Path(name)
-        with running_server(side, work, directory) as server:
-            if not side.is_traced:
-                return run_load(server, work, is_pinned=side.is_pinned)
-            with _traced(server, tracer, directory):
-                return run_load(server, work, is_pinned=side.is_pinned)
+    with opened_side(side, work) as opened:
+        return opened.run(answered_every=answered_every)
 
 
 @contextlib.contextmanager
-def _traced(server: RunningServer, tracer: Sequence[str], directory: Path) -> Iterator[None]:
+def _traced(server: RunningServer, tracer: Sequence[str], directory: Path) -> Iterator[set[str]]:
     provider_path = server.description["probes"]["provider_path"]
     if provider_path is None:
         raise MachineError(f"nothing can be traced: {server.description['probes']['note']}")
@@ -382,7 +451,7 @@ def _traced(server: RunningServer, tracer: Sequence[str], directory: Path) -> It
         is_on=lambda: server.traced_probes() >= wanted,
         is_off=lambda: not server.traced_probes(),
     ):
-        yield
+        yield wanted
 
 
 def run_floor(work: Work, *, answered_every: float) -> Outcome:
@@ -428,22 +497,34 @@ def run_floor(work: Work, *, answered_every: float) -> Outcome:
 
 def run_load(server: RunningServer, work: Work, *, is_pinned: bool = True) -> Outcome:
     """
-    Move the work through a running server.
+    Move the work once through a running server.
 
     Raises:
         RunError: A byte was wrong or missing, or a process failed.
     """
     with running_load(server, work, is_pinned=is_pinned) as load:
         load.hear("ready", timeout_s=_READY_TIMEOUT_S)
-        server.ask("reset")
-        watch = _Watch()
-        before = [cpu_ns([pid]) for pid in server.pids]
-        load.tell()
-        done = load.hear("done", timeout_s=_DONE_TIMEOUT_S)
-        after = [cpu_ns([pid]) for pid in server.pids]
-        noise = watch.stop()
-        report = _settled_report(server, work)
-        load.tell()
+        return _move(server, load, work)
+
+
+def _run_open(server: RunningServer, load: RunningLoad, work: Work) -> Outcome:
+    """Open connections, move the work, close them."""
+    load.tell()
+    load.hear("ready", timeout_s=_READY_TIMEOUT_S)
+    outcome = _move(server, load, work)
+    load.leave()
+    return outcome
+
+
+def _move(server: RunningServer, load: RunningLoad, work: Work) -> Outcome:
+    server.ask("reset")
+    watch = _Watch()
+    before = [cpu_ns([pid]) for pid in server.pids]
+    load.tell()
+    done = load.hear("done", timeout_s=_DONE_TIMEOUT_S)
+    after = [cpu_ns([pid]) for pid in server.pids]
+    noise = watch.stop()
+    report = _settled_report(server, work)
     _check(work, done, report)
     workers = tuple(late - early for early, late in zip(before, after, strict=True))
     return Outcome(

@@ -125,7 +125,7 @@ class BenchWords:
         is_many=True,
     )
     quick: bool = option("the core comparisons alone, in about a minute", default=False)
-    pairs: str = option("pairs of runs of each comparison (default 5, with --quick 2)")
+    pairs: str = option("pairs of runs of each comparison (default 10, with --quick 3)")
     datagram: str = option(
         "bytes of a full datagram in the comparisons that are not about one size (default 1200)"
     )

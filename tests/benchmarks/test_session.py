@@ -3,55 +3,73 @@ A measurement from end to end, with runs that are told instead of made.
 """
 
 import json
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from benchmarks.results import DOCUMENT, load_document, render_document
 from benchmarks.session import bench, measure_case, plan_measurement
-from benchmarks.sides import Outcome, Side, Work
+from benchmarks.sides import OpenSide, Outcome, Side, Work
 from quiclab.command.words import BenchWords
 from quiclab.errors import ExitCode, UsageError
 from tests.benchmarks.samples import find_case, make_outcome
 
 
-class Runs:
-    """Makes runs of a cost by label, and notes who was asked for."""
+class Sides:
+    """Opens sides that cost what their label says, and notes who ran."""
 
     def __init__(self, **cost: float) -> None:
         self._cost = cost
         self.labels: list[str] = []
         self.answers: list[float] = []
+        self.opened_count = 0
+        self.open_count = 0
 
-    def __call__(self, side: Side, work: Work, answered_every: float) -> Outcome:
-        """Be a run."""
-        self.labels.append(side.label)
-        self.answers.append(answered_every)
-        return replace(
-            make_outcome(cpu_s_per_gb=self._cost[side.label]), total_bytes=work.total_bytes
-        )
+    @contextmanager
+    def open(self, side: Side, _work: Work) -> Iterator[OpenSide]:
+        """Be a side for a while."""
+
+        def run(answered_every: float) -> Outcome:
+            self.labels.append(side.label)
+            self.answers.append(answered_every)
+            return make_outcome(cpu_s_per_gb=self._cost[side.label])
+
+        self.opened_count += 1
+        self.open_count += 1
+        yield OpenSide(run)
+        self.open_count -= 1
 
 
 def test_sides_take_turns_in_going_first() -> None:
-    """A B B A A B: what drifts favours neither."""
-    runs = Runs(stock=60.0, ours=20.0)
-    pairs = measure_case(find_case("stock-download-1200"), pair_count=3, run=runs)
-    assert runs.labels == ["stock", "ours", "ours", "stock", "stock", "ours"]
+    """A B B A A B, after a run of each that counts for nothing: what drifts favours neither."""
+    sides = Sides(stock=60.0, ours=20.0)
+    case = find_case("stock-download-1200")
+    pairs = measure_case(case, pair_count=3, opened=sides.open)
+    assert sides.labels[2:] == ["stock", "ours", "ours", "stock", "stock", "ours"]
     assert [pair.order for pair in pairs] == ["AB", "BA", "AB"]
     assert [pair.value for pair in pairs] == pytest.approx([3.0] * 3)
+    assert sides.open_count == 0
+
+
+def test_many_pairs_are_not_left_to_one_process() -> None:
+    """Twelve pairs see three processes of each side."""
+    sides = Sides(stock=60.0, ours=20.0)
+    case = find_case("stock-download-1200")
+    assert len(measure_case(case, pair_count=12, opened=sides.open)) == 12
+    assert sides.opened_count == 6
 
 
 def test_floor_answers_as_often_as_the_run_it_is_compared_with() -> None:
-    """A run of the server goes ahead, which counts for nothing else."""
-    runs = Runs(floor=18.0, ours=20.0)
-    pairs = measure_case(find_case("floor-1200-10"), pair_count=2, run=runs)
-    assert runs.labels == ["ours", "floor", "ours", "ours", "floor"]
+    """The server's client is asked first, also for the run that counts for nothing."""
+    sides = Sides(floor=18.0, ours=20.0)
+    measure_case(find_case("floor-1200-10"), pair_count=2, opened=sides.open)
+    assert sides.labels == ["ours", "floor", "floor", "ours", "ours", "floor"]
     told = [
-        every for label, every in zip(runs.labels, runs.answers, strict=True) if label == "floor"
+        every for label, every in zip(sides.labels, sides.answers, strict=True) if label == "floor"
     ]
-    assert told == [20.0, 20.0]
-    assert len(pairs) == 2
+    assert told == [20.0, 20.0, 20.0]
 
 
 def test_progress_is_told_after_every_run_that_counts() -> None:
@@ -60,7 +78,7 @@ def test_progress_is_told_after_every_run_that_counts() -> None:
     measure_case(
         find_case("probes-off"),
         pair_count=2,
-        run=Runs(**{"probes off": 20.0, "not traced": 20.2}),
+        opened=Sides(**{"probes off": 20.0, "not traced": 20.2}).open,
         on_run=lambda: said.append(None),
     )
     assert len(said) == 4
@@ -89,7 +107,7 @@ def test_quick_measures_fewer_pairs_of_less() -> None:
     """About a minute."""
     usual = plan_measurement(BenchWords(), speed=1.0)
     quick = plan_measurement(BenchWords(quick=True), speed=1.0)
-    assert (usual.pair_count, quick.pair_count) == (5, 3)
+    assert (usual.pair_count, quick.pair_count) == (10, 3)
     assert quick.cases[0].b_work.total_bytes < usual.cases[0].b_work.total_bytes
 
 
@@ -110,7 +128,7 @@ def test_plan_touches_nothing(
     assert bench(BenchWords(plan=True, only=["workers-2"])) is ExitCode.OK
     said = capsys.readouterr().out
     assert "two workers against one" in said
-    assert "5 pairs" in said
+    assert "10 pairs" in said
     assert list(tmp_path.iterdir()) == []
 
 
