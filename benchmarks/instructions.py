@@ -7,7 +7,8 @@ Wall time swings by ±20 % on a shared machine; instructions under callgrind do 
 
 - the server, twice: all of a turn of its loop, and of that what it asked of aioquic
   (callbacks from aioquic into the server, such as the pacer, are in there);
-- the floor: aioquic's server connection alone, joined to the same peer in memory;
+- the floor: aioquic's server connection alone, joined to the same peer in memory, with
+  the server's own perf logic and capped window, as any server has an application;
 - the server once more with a name for every Python call, which makes calls dearer
   by some 4 %: from that come the shares of files and functions.
 

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -274,7 +274,13 @@ def _record(plan: ProfilePlan, py_spy: str, terminal: Terminal) -> tuple[str, Pa
             pace_before = before.stop()
             output = directory / STACKS
             watch = _Watch(server, plan.work)
-            _run_py_spy(py_spy, server.pids[0], output, plan.duration_s, terminal)
+            sample_process(
+                py_spy,
+                server.pids[0],
+                output,
+                duration_s=plan.duration_s,
+                on_progress=lambda fraction: terminal.step("profile", "sampling", fraction),
+            )
             return output.read_text(), pace_before, watch.stop()
 
 
@@ -332,9 +338,23 @@ class _Watch:
         )
 
 
-def _run_py_spy(py_spy: str, pid: int, output: Path, duration_s: float, terminal: Terminal) -> None:
+def sample_process(
+    py_spy: str,
+    pid: int,
+    output: Path,
+    *,
+    duration_s: float,
+    on_progress: Callable[[float], None] = lambda _fraction: None,
+) -> None:
     """
-    Sample a process.
+    Look into a process again and again, from the load's core.
+
+    Args:
+        py_spy: Path of the program.
+        pid: The process.
+        output: Where the collapsed stacks go.
+        duration_s: How long; whole seconds.
+        on_progress: Hears what part of that has passed.
 
     Raises:
         MachineError: py-spy may not look into it.
@@ -360,7 +380,7 @@ def _run_py_spy(py_spy: str, pid: int, output: Path, duration_s: float, terminal
                 passed_s = time.monotonic() - began_s
                 if passed_s > duration_s + _END_TIMEOUT_S:
                     raise RunError(f"py-spy has not ended {_END_TIMEOUT_S:.0f} s after its time")
-                terminal.step("profile", "sampling", min(0.99, passed_s / duration_s))
+                on_progress(min(0.99, passed_s / duration_s))
                 time.sleep(0.1)
             assert process.stderr is not None
             complaint = process.stderr.read()

@@ -96,7 +96,7 @@ def bench(words: BenchWords) -> ExitCode:
     readiness = Readiness(terminal, may_install=words.install, is_agreed=words.yes)
     readiness.prepare_build()
     if words.instructions:
-        return _count_instructions(words, terminal)
+        return _count_instructions(words, terminal, readiness)
     terminal.step("machine", "calibrating", 0.0)
     before = calibrate()
     terminal.note("machine", render_calibration(CalibrationFacts.of(before), None))
@@ -321,12 +321,14 @@ def _make_folder(words: BenchWords, started_at: datetime, buffer: str) -> RunFol
     return RunFolder.create(Path(words.output or "artifacts"), name)
 
 
-def _count_instructions(words: BenchWords, terminal: Terminal) -> ExitCode:
+def _count_instructions(words: BenchWords, terminal: Terminal, readiness: Readiness) -> ExitCode:
     from benchmarks.instructions import (  # noqa: PLC0415 - nothing else needs valgrind
+        NEEDS,
         measure_instructions,
         render_instructions,
     )
 
+    readiness.prepare_programs(NEEDS)
     report = measure_instructions(
         on_progress=lambda text, fraction: terminal.step("bench", text, fraction)
     )

@@ -13,7 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.profiling import explain_refusal, plan_profile, profile
+from benchmarks.profiling import (
+    explain_refusal,
+    find_py_spy,
+    plan_profile,
+    profile,
+    sample_process,
+)
 from benchmarks.profiling_flame import render_flame_graph
 from benchmarks.profiling_stacks import (
     Frame,
@@ -25,7 +31,7 @@ from benchmarks.profiling_stacks import (
 )
 from quiclab.command.words import ProfileWords
 from quiclab.errors import MachineError, RunError, UsageError
-from tests.conftest import need
+from tests.conftest import need, without_rights
 
 TEXT = (Path(__file__).resolve().parents[1] / "data" / "pyspy" / "stacks.txt").read_text()
 SAMPLES = parse_stacks(TEXT)
@@ -141,6 +147,18 @@ def test_py_spy_without_rights_is_the_machines_fault() -> None:
     gone = "Error: Failed to get process executable name. Check that the process is running."
     assert "Failed to get process" in str(explain_refusal(gone))
     assert isinstance(explain_refusal(gone), RunError)
+
+
+@pytest.mark.real
+def test_a_process_that_may_not_be_looked_into_ends_in_code_4(tmp_path: Path) -> None:
+    """Without ptrace rights py-spy is refused, which is told as this machine's fault."""
+    need(os.geteuid() == 0, "root, to have a process that another user may not look into")
+    py_spy = find_py_spy()
+    with without_rights():
+        if not os.access(py_spy, os.X_OK, effective_ids=True):
+            pytest.skip("needs a py-spy that any user may run")
+        with pytest.raises(MachineError, match="CAP_SYS_PTRACE"):
+            sample_process(py_spy, os.getpid(), tmp_path / "stacks.txt", duration_s=1.0)
 
 
 @pytest.mark.real
