@@ -67,7 +67,8 @@ class Stream:
         with contextlib.suppress(OSError):  # the other side was first
             self._socket.shutdown(socket.SHUT_RDWR)
         # The SDK hangs the HTTP answer, which owns the connection, on the file object.
-        getattr(self._response, "_response", self._response).close()
+        with contextlib.suppress(OSError, ValueError):  # it was closed from below
+            getattr(self._response, "_response", self._response).close()
 
 
 class Courier:

@@ -295,7 +295,7 @@ class DockerPlace:
         Read what the image holds from a file in it that its build wrote.
         """
         try:
-            versions: dict[str, str] = json.loads(container.get(VERSIONS_FILE))
+            versions: dict[str, str] = json.loads(container.unpack(VERSIONS_FILE))
         except FileNotFoundError as error:
             raise MachineError(
                 f"image {self._blueprint.image.tag} holds no {VERSIONS_FILE}, so this project did "
