@@ -299,8 +299,14 @@ class Endpoint:
         """
         tx = self.udp.tx
         ready = self._ready
-        for session in ready:
-            self._prepare(session, now_s)
+        for _ in range(len(ready)):
+            session = ready.popleft()
+            if self._prepare(session, now_s):
+                ready.append(session)
+            else:
+                session.is_ready = False
+        if not ready:
+            return
         tx.acquire()
         message_count = max(_TURN_MESSAGE_COUNT, tx.ring.capacity)
         while ready and message_count and tx.can_write():
@@ -312,12 +318,20 @@ class Endpoint:
                 session.is_ready = False
                 self._settle(session)
 
-    def _prepare(self, session: Session, now_s: float) -> None:
+    def _prepare(self, session: Session, now_s: float) -> bool:
         """
-        Hand events to the application, and see whether enough is free to build again.
+        Hand events to the application; whether the connection may have anything to say.
         """
         self._drain_events(session, now_s)
-        session.unblock(self._ring_bytes(session))
+        if session.is_blocked:
+            session.unblock(self._ring_bytes(session))
+        if not session.is_blocked or session.is_over:
+            return True
+        # Most acknowledgements allow nothing yet. aioquic would make a packet builder to
+        # find that out; its timer tells whether one of its own is due, at a tenth.
+        self._settle(session)
+        is_due = session.timer_at_s is not None and session.timer_at_s <= now_s
+        return is_due or internals.has_close_reason(session.connection)
 
     def _produce(self, session: Session, *, message_bytes: int) -> None:
         """

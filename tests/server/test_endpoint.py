@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from server.options import EndpointOptions
 from server.perf import find_content_error
+from server.session import Session
 from server.udp.model import Address, Message, UdpOptions, errno_name
 from server.udp.transmit import Sender
 from tests.server.world import World, make_configuration
@@ -136,6 +137,26 @@ def test_counters_agree_with_each_other() -> None:
         assert client_rx.datagram_read_count == tx["datagram_sent_count"]
         assert client_rx.byte_received_count == tx["byte_sent_count"]
         assert client_tx.datagram_sent_count == rx["datagram_read_count"]
+
+
+def test_an_acknowledgement_that_allows_nothing_costs_no_build() -> None:
+    """A connection that waits for half of its window is not asked for datagrams meanwhile."""
+    with World(UdpOptions(tx_ring_bytes=8_000_000)) as world:
+        world.add_client(asked_bytes=2_000_000)
+        build = world.server._build_message
+        tx = world.server.udp.tx.counters
+        futile_count = 0
+
+        def watch(session: Session) -> bool:
+            nonlocal futile_count
+            was_blocked, written_count = session.is_blocked, tx.datagram_written_count
+            has_more = build(session)
+            futile_count += was_blocked and tx.datagram_written_count == written_count
+            return has_more
+
+        world.server._build_message = watch  # type: ignore[method-assign]
+        world.run()
+        assert 10 * futile_count < world.server.udp.rx.counters.datagram_read_count
 
 
 class MoodyKernel:
