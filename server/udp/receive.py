@@ -142,8 +142,12 @@ class RxPath:
             slot = (first + index) % ring.capacity
             if self._listening.has_rx_read:
                 _native.fire_segments(IO_RX_READ, self._channel, slot, 0, datagrams)
-            counters.datagram_read_count += len(datagrams)
-            counters.byte_received_count += sum(map(len, datagrams))
+            datagram_count = len(datagrams)
+            counters.datagram_read_count += datagram_count
+            # Only the last of a train may be shorter.
+            counters.byte_received_count += (datagram_count - 1) * len(datagrams[0]) + len(
+                datagrams[-1]
+            )
             if is_cut:
                 # Longer than the MTU this server was told of: what is left of it is no packet.
                 self.drop("cut")
@@ -152,7 +156,7 @@ class RxPath:
             counters.message_read_count += 1
             if self._listening.has_rx_finish_read:
                 _native.fire(
-                    IO_RX_FINISH_READ, self._channel, slot, len(datagrams), len(datagrams[0])
+                    IO_RX_FINISH_READ, self._channel, slot, datagram_count, len(datagrams[0])
                 )
         counters.io_release_count += 1
         if self._listening.has_cursors:

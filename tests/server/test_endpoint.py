@@ -291,6 +291,35 @@ def test_the_peers_limit_is_kept_only_when_asked(is_kept: Any) -> None:
         assert largest == (1300 if is_kept else 8972)
 
 
+def test_each_datagram_of_a_train_goes_to_its_own_connection() -> None:
+    """A train that holds datagrams of two connections, and some of none, loses and mixes none."""
+    with World() as world:
+        for _ in range(2):
+            world.add_client(asked_bytes=2**40)
+        while not all(one.received for one in world.applications):
+            world.loop.turn(most_wait_s=0.05)
+        server = world.server
+        server.udp.rx.counters.reset()
+        fed: list[tuple[int, bytes]] = []
+        connections = list(server._by_connection)
+        for index, connection in enumerate(connections):
+            connection.receive_datagram = (  # type: ignore[method-assign]
+                lambda datagram, *_, index=index: fed.append((index, datagram))
+            )
+        first, second = (b"\x40" + one.host_cid + b"payload" for one in connections)
+        nobody = b"\x40" + bytes(8) + b"payload"
+        long_header = b"\xc0" + connections[0].host_cid + bytes(30)
+
+        train = [first, first, second, nobody, nobody, second, b"", long_header, first, b"\x3f"]
+        server._receive_train(train, ("127.0.0.1", 9), 0.0)
+
+        assert [(0, first), (0, first), (1, second), (1, second), (0, first)] == fed
+        dropped = server.udp.rx.counters.datagram_dropped_counts
+        assert (dropped["unknown_connection"], sum(dropped.values())) == (2, 5)
+        for connection in connections:
+            del connection.receive_datagram
+
+
 def test_close_tells_the_clients_and_gives_the_port_back() -> None:
     """A server that ends closes its connections with words, and its port can be bound at once."""
     world = World()

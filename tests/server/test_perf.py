@@ -386,6 +386,11 @@ def test_finished_streams_are_forgotten(certificate: ServerCertificate) -> None:
 
     assert session.perf.tally.request_count == 1000
     assert session.perf.tally.answer_byte_count == 10_000
+    session.pair.run(200)
+    session.perf.produce(1)
+    feed, connection = session.perf._answers, session.pair.server
+    assert [0, 0] == [len(feed._turns), len(feed._backlogs)]
+    assert [0, 0] == [len(connection._streams), len(connection._streams_queue)]
 
 
 def test_few_streams_have_data_waiting_however_many_are_open(
