@@ -2,8 +2,8 @@
 What one `profile` command does: our server under the load, watched by py-spy.
 
 The server has a core of its own, as in `bench`; py-spy shares the load's. It stops
-the server for every look, which `--native` makes some milliseconds long. How much
-that takes is measured in the same run, against the seconds before it begins, and
+the server for every look, a millisecond or so with `--native`. How much
+that takes is measured in the same run, against some seconds before and after, and
 said. What is sampled is still the server's own work: a stopped server does none.
 """
 
@@ -66,7 +66,7 @@ _TOP_COUNT: Final = 15
 _LONGEST_S: Final = 300.0
 _DEFAULT_DURATION_S: Final = 10.0
 _WARM_UP_S: Final = 1.0  # until the window has grown
-_BEFORE_S: Final = 2.0  # unwatched, to compare with
+_UNWATCHED_S: Final = 2.0  # before and after, to compare with
 _END_TIMEOUT_S: Final = 60.0  # py-spy reads symbols before it begins, and writes when it ends
 _ENDLESS_BYTES: Final = 10**12
 _COMMON_TO_ALL: Final = 0.985  # a function in this share of stacks tells nothing
@@ -86,12 +86,14 @@ class Pace(_Model):
         mb_per_s: Datagrams' bytes, 10^6 a second.
         busy: Part of a core that it used.
         ns_per_datagram: Its CPU for each.
+        datagrams_per_answer: Datagrams for each in the other direction.
         kernel_share: Part of its CPU that was spent in the kernel.
     """
 
     mb_per_s: float
     busy: float
     ns_per_datagram: float
+    datagrams_per_answer: float
     kernel_share: float
 
 
@@ -124,7 +126,8 @@ class ProfileDocument(_Model):
     """Of threads that only wait; left out of everything else."""
     before: Pace
     sampled: Pace
-    """`before` nobody looked; while sampled, the server was stopped for each look."""
+    after: Pace
+    """Before and after nobody looked; while sampled, the server was stopped for each look."""
     layers: Sequence[ShareFacts]
     own: Sequence[ShareFacts]
     inclusive: Sequence[ShareFacts]
@@ -167,15 +170,13 @@ def profile(words: ProfileWords) -> ExitCode:
     Readiness(terminal, may_install=words.install, is_agreed=words.yes).prepare_build()
     started_at = datetime.now(UTC)
     try:
-        text, before, sampled = _record(plan, py_spy, terminal)
+        text, paces = _record(plan, py_spy, terminal)
     finally:
         terminal.end_step()
     samples = parse_stacks(text)
     if not samples.count:
         raise RunError("py-spy saw the server do nothing; profile for longer")
-    document = _describe(
-        plan, samples, before=before, sampled=sampled, started_at=started_at, label=words.label
-    )
+    document = _describe(plan, samples, paces=paces, started_at=started_at, label=words.label)
     folder = RunFolder.create(
         Path(words.output or "artifacts"),
         render_folder_name(
@@ -257,9 +258,11 @@ def find_py_spy() -> str:
     return found
 
 
-def _record(plan: ProfilePlan, py_spy: str, terminal: Terminal) -> tuple[str, Pace, Pace]:
+def _record(
+    plan: ProfilePlan, py_spy: str, terminal: Terminal
+) -> tuple[str, tuple[Pace, Pace, Pace]]:
     """
-    Load the server and watch it: collapsed stacks, and its pace before and meanwhile.
+    Load the server and watch it: collapsed stacks, and its pace before, meanwhile and after.
     """
     side = Side(
         label="ours", kind="ours", words=("--queue-send-buffer-size", str(plan.buffer_bytes))
@@ -269,9 +272,7 @@ def _record(plan: ProfilePlan, py_spy: str, terminal: Terminal) -> tuple[str, Pa
         terminal.step("profile", "starting server and load", 0.0)
         with _loaded_server(side, plan.work, directory) as server:
             time.sleep(_WARM_UP_S)
-            before = _Watch(server, plan.work)
-            time.sleep(_BEFORE_S)
-            pace_before = before.stop()
+            before = _watch_alone(server, plan.work)
             output = directory / STACKS
             watch = _Watch(server, plan.work)
             sample_process(
@@ -281,7 +282,15 @@ def _record(plan: ProfilePlan, py_spy: str, terminal: Terminal) -> tuple[str, Pa
                 duration_s=plan.duration_s,
                 on_progress=lambda fraction: terminal.step("profile", "sampling", fraction),
             )
-            return output.read_text(), pace_before, watch.stop()
+            sampled = watch.stop()
+            after = _watch_alone(server, plan.work)
+            return output.read_text(), (before, sampled, after)
+
+
+def _watch_alone(server: RunningServer, work: Work) -> Pace:
+    watch = _Watch(server, work)
+    time.sleep(_UNWATCHED_S)
+    return watch.stop()
 
 
 @contextmanager
@@ -312,7 +321,7 @@ class _Watch:
     def stop(self) -> Pace:
         """The pace since this began."""
         before, after = self._counts, self._read()
-        seconds, cpu, datagrams, user_s, system_s = (
+        seconds, cpu, datagrams, answers, user_s, system_s = (
             late - early for early, late in zip(before, after, strict=True)
         )
         if datagrams <= 0:
@@ -321,18 +330,19 @@ class _Watch:
             mb_per_s=datagrams * self._work.datagram_bytes / seconds / 1e6,
             busy=cpu / 1e9 / seconds,
             ns_per_datagram=cpu / datagrams,
+            datagrams_per_answer=datagrams / max(1.0, answers),
             kernel_share=system_s / max(1e-9, user_s + system_s),
         )
 
-    def _read(self) -> tuple[float, float, float, float, float]:
+    def _read(self) -> tuple[float, ...]:
         total = self._server.ask("report")
         worker = total["workers"][0]
+        sent, read = worker["tx"]["datagram_sent_count"], worker["rx"]["datagram_read_count"]
         is_upload = self._work.direction == "upload"
-        counted = worker["rx"]["datagram_read_count"] if is_upload else 0
         return (
             time.monotonic(),
             float(cpu_ns(self._server.pids)),
-            float(counted or worker["tx"]["datagram_sent_count"]),
+            *((float(read), float(sent)) if is_upload else (float(sent), float(read))),
             float(worker["cpu_user_s"]),
             float(worker["cpu_system_s"]),
         )
@@ -409,8 +419,7 @@ def _describe(
     plan: ProfilePlan,
     samples: Samples,
     *,
-    before: Pace,
-    sampled: Pace,
+    paces: tuple[Pace, Pace, Pace],
     started_at: datetime,
     label: str,
 ) -> ProfileDocument:
@@ -430,8 +439,9 @@ def _describe(
         rate_hz=RATE_HZ,
         sample_count=samples.count,
         other_thread_sample_count=samples.other_thread_count,
-        before=before,
-        sampled=sampled,
+        before=paces[0],
+        sampled=paces[1],
+        after=paces[2],
         layers=[ShareFacts.of(each) for each in share_layers(samples)],
         own=[
             ShareFacts.of(each)
@@ -469,12 +479,16 @@ def render_bend(document: ProfileDocument) -> str:
     """
     What being watched did to the server.
     """
-    before, sampled = document.before, document.sampled
-    dearer = sampled.ns_per_datagram / before.ns_per_datagram - 1
+    sampled, alone = document.sampled, (document.before, document.after)
+    mb_per_s, busy, ns, answered = (
+        (getattr(alone[0], name) + getattr(alone[1], name)) / 2
+        for name in ("mb_per_s", "busy", "ns_per_datagram", "datagrams_per_answer")
+    )
     return (
-        f"while sampled the server moved {render_rate(sampled.mb_per_s * 1e6)} instead of "
-        f"{render_rate(before.mb_per_s * 1e6)}, as py-spy stops it for each look (it ran for "
-        f"{sampled.busy:.0%} of the time instead of {before.busy:.0%}); "
-        f"its CPU a datagram: {dearer:+.0%}. "
-        f"By its own clock {sampled.kernel_share:.0%} of its CPU were spent in the kernel"
+        f"py-spy stops the server for each look: it ran for {sampled.busy:.0%} of the time while "
+        f"sampled, {busy:.0%} before and after; {render_rate(sampled.mb_per_s * 1e6)} against "
+        f"{render_rate(mb_per_s * 1e6)}, {sampled.ns_per_datagram / 1e3:.1f} µs of CPU a datagram "
+        f"against {ns / 1e3:.1f}, an answer every {sampled.datagrams_per_answer:.0f} datagrams "
+        f"against {answered:.0f}. Kernel's part of its CPU, by its own clock: "
+        f"{sampled.kernel_share:.0%}"
     )

@@ -178,4 +178,4 @@ def test_profile_of_a_real_server_finds_where_its_time_goes(
     assert document["sample_count"] == parse_stacks((folder / "stacks.txt").read_text()).count
     shares = {each["name"]: each["share"] for each in document["layers"]}
     assert shares[Layer.BUILDING] + shares[Layer.CRYPTO] > 0.3
-    assert re.search(r"while sampled the server moved", capsys.readouterr().out)
+    assert re.search(r"py-spy stops the server", capsys.readouterr().out)
