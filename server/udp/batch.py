@@ -85,6 +85,13 @@ def extend_train(
     return False
 
 
+def train_bytes(train: list[bytes]) -> int:
+    """
+    Add up a train without walking it: all but the last have the size of the first.
+    """
+    return (len(train) - 1) * len(train[0]) + len(train[-1])
+
+
 def join_trains(datagrams: Sequence[bytes], limits: TrainLimits) -> list[list[bytes]]:
     """
     Group datagrams to one peer into messages, in order.

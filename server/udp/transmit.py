@@ -15,7 +15,6 @@ import errno
 import time
 from collections import deque
 from collections.abc import Callable
-from itertools import chain
 from typing import Final, Protocol
 
 from server.counters import TxCounters
@@ -33,7 +32,7 @@ from server.probes import (
     TASK_TX_RELEASE,
 )
 from server.udp import _native
-from server.udp.batch import TrainLimits
+from server.udp.batch import TrainLimits, train_bytes
 from server.udp.model import Degradation, Message, errno_name
 from server.udp.probing import Listening
 from server.udp.ring import Ring
@@ -321,9 +320,9 @@ class TxPath:
         del datagrams[:sent]
         return 0
 
-    def _count_sent(self, datagrams: list[bytes]) -> None:
-        self.counters.datagram_sent_count += len(datagrams)
-        self.counters.byte_sent_count += sum(map(len, datagrams))
+    def _count_sent(self, train: list[bytes]) -> None:
+        self.counters.datagram_sent_count += len(train)
+        self.counters.byte_sent_count += train_bytes(train)
 
     def _finish(self, first: int, count: int, *, is_dropped: bool = False) -> None:
         """
@@ -331,11 +330,16 @@ class TxPath:
         """
         ring = self.ring
         counters = self.counters
-        datagrams = list(chain.from_iterable(self._clear(first, count)))
-        if is_dropped:
-            counters.datagram_dropped_count += len(datagrams)
-        else:
-            self._count_sent(datagrams)
+        slots = self._slots
+        for position in range(first, first + count):
+            slot = position % ring.capacity
+            message = slots[slot]
+            assert message is not None
+            slots[slot] = None
+            if is_dropped:
+                counters.datagram_dropped_count += len(message[1])
+            else:
+                self._count_sent(message[1])
         counters.message_sent_count += count
         counters.task_release_count += 1
         if self._listening.has_message_sent:
@@ -349,18 +353,6 @@ class TxPath:
             _native.fire(RING_CONSUMER_RELEASE, self._channel, first, count, ring.capacity)
         ring.consume(count)
         self._free_count += count
-
-    def _clear(self, first: int, count: int) -> list[list[bytes]]:
-        """
-        Empty a run of slots, which may pass the ring's end; the trains that were in it.
-        """
-        slots = self._slots
-        end = first + count
-        wrapped_count = max(0, end - len(slots))
-        messages = slots[first:end] + slots[:wrapped_count]
-        slots[first:end] = [None] * (count - wrapped_count)
-        slots[:wrapped_count] = [None] * wrapped_count
-        return [message[1] for message in messages if message is not None]
 
     def _recover(self, error: int, first: int) -> bool:
         """

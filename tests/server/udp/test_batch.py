@@ -16,6 +16,7 @@ from server.udp.batch import (
     extend_train,
     join_trains,
     split_train,
+    train_bytes,
 )
 
 SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=40)
@@ -47,7 +48,7 @@ def test_trains_are_what_gso_can_cut(sizes: Any, most_datagrams: Any, most_bytes
     limits = TrainLimits(datagram_count=most_datagrams, message_bytes=most_bytes)
     for train in join_trains(_numbered(sizes), limits):
         assert 1 <= len(train) <= most_datagrams
-        assert sum(map(len, train)) <= most_bytes
+        assert sum(map(len, train)) == train_bytes(train) <= most_bytes
         assert {len(datagram) for datagram in train[:-1]} <= {len(train[0])}
         assert len(train[-1]) <= len(train[0])
 
