@@ -18,10 +18,11 @@ SMALL_BYTES: Final = 1_200
 LARGE_BYTES: Final = 8_900
 DEFAULT_BUFFER_BYTES: Final = 128_000
 _SEGMENTS_OF_THE_LAB: Final = 10
+_MANY_PAIRS: Final = 2
 _MB: Final = 1_000_000
 # A run lasts 1 to 2 s with these on a machine whose calibration loop takes `REFERENCE_LOOP_NS`.
 _SMALL_LOAD_BYTES: Final = 32 * _MB
-_LARGE_LOAD_BYTES: Final = 160 * _MB
+_LARGE_LOAD_BYTES: Final = 240 * _MB
 REFERENCE_LOOP_NS: Final = 100.0
 
 
@@ -41,6 +42,7 @@ class Case:
         goal: What it should be.
         is_core: Whether `--quick` runs it.
         is_sized: Whether it is about one size of datagram, which a user's wish leaves alone.
+        pair_factor: How many times the usual number of pairs; small effects take more.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Case:
     goal: Goal = NO_GOAL
     is_core: bool = False
     is_sized: bool = False
+    pair_factor: int = 1
 
     @property
     def needs_tracer(self) -> bool:
@@ -223,9 +226,17 @@ def _floor_cases() -> list[Case]:
     return cases
 
 
+def _many_short(direction: Direction, datagram_bytes: int) -> Work:
+    """
+    A load for an effect of some percent: the machine drifts less within shorter pairs.
+    """
+    work = _work(direction, datagram_bytes)
+    return replace(work, total_bytes=work.total_bytes // 2)
+
+
 def _probe_cases() -> list[Case]:
     untraced = replace(_OURS, label="not traced")
-    small = _work("download", SMALL_BYTES)
+    small = _many_short("download", SMALL_BYTES)
     cases = [
         Case(
             name="probes-off",
@@ -236,10 +247,11 @@ def _probe_cases() -> list[Case]:
             b_work=small,
             figure=Figure.CPU_GROWN,
             goal=Goal(0.03, 0.01),
+            pair_factor=_MANY_PAIRS,
         )
     ]
     for size_bytes, goal in ((LARGE_BYTES, Goal(0.7, 0.3)), (SMALL_BYTES, Goal(2.0, 1.0))):
-        work = _work("download", size_bytes)
+        work = _many_short("download", size_bytes)
         cases.append(
             Case(
                 name=f"traced-{size_bytes}",
@@ -251,6 +263,7 @@ def _probe_cases() -> list[Case]:
                 figure=Figure.CPU_ADDED,
                 goal=goal,
                 is_sized=True,
+                pair_factor=_MANY_PAIRS,
             )
         )
     return cases

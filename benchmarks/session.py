@@ -40,13 +40,14 @@ from quiclab.machine.setup import ROOT
 from quiclab.units import parse_count, parse_size, render_size
 from server.settings import LARGEST_DATAGRAM_BYTES, SMALLEST_DATAGRAM_BYTES
 
-_PAIR_COUNT: Final = 10
+_PAIR_COUNT: Final = 7
 _QUICK_PAIR_COUNT: Final = 3
 _PAIRS_OF_A_PROCESS: Final = 5
 _MOST_PAIRS: Final = 100
 _QUICK_LOAD: Final = 0.6  # of the usual bytes
 # A machine outside these is measured with loads that last longer or shorter.
 _SLOWEST, _FASTEST = 0.25, 4.0
+_USUAL_RUN_S: Final = 1.3
 _OVERHEAD_S: Final = 0.5  # of each run, for processes that start and shake hands
 _VERSIONS: Final = ("aioquic", "qh3", "cryptography")
 
@@ -61,7 +62,7 @@ class Plan:
     Args:
         asked: The words, as kept in the document.
         cases: The comparisons, in order.
-        pair_count: Of each.
+        pair_count: Of each, more of those with a small effect.
         is_chosen: Whether the user named the comparisons.
     """
 
@@ -69,6 +70,15 @@ class Plan:
     cases: Sequence[Case]
     pair_count: int
     is_chosen: bool
+
+    def pairs_of(self, case: Case) -> int:
+        """How many pairs a comparison gets."""
+        return self.pair_count * case.pair_factor
+
+    @property
+    def run_count(self) -> int:
+        """How many runs count in all."""
+        return sum(2 * self.pairs_of(case) for case in self.cases)
 
 
 @dataclass(slots=True)
@@ -161,11 +171,10 @@ def show_plan(terminal: Terminal, plan: Plan, words: BenchWords) -> None:
         needs = " (needs root and bpftrace)" if case.needs_tracer else ""
         terminal.note("bench", f"{case.name}: {case.question}{needs}")
         terminal.note(
-            "", f"{plan.pair_count} pairs of {case.b_work.total_bytes / 1e6:.0f} MB a run"
+            "", f"{plan.pairs_of(case)} pairs of {case.b_work.total_bytes / 1e6:.0f} MB a run"
         )
-    run_count = 2 * plan.pair_count * len(plan.cases)
-    minutes = run_count * (_OVERHEAD_S + 2.0) / 60
-    terminal.note("time", f"{run_count} runs, some {max(1.0, minutes):.0f} min")
+    minutes = plan.run_count * (_OVERHEAD_S + _USUAL_RUN_S) / 60
+    terminal.note("time", f"{plan.run_count} runs, some {max(1.0, minutes):.0f} min")
     terminal.note("folder", words.output or "artifacts")
 
 
@@ -257,13 +266,13 @@ def _measure(plan: Plan, words: BenchWords, terminal: Terminal, before: Calibrat
 
 
 def _measure_one(case: Case, plan: Plan, progress: _Progress, terminal: Terminal) -> ExitCode:
-    run_count = 2 * plan.pair_count * len(plan.cases)
+    pair_count = plan.pairs_of(case)
     began_at = progress.done_count
 
     def say(done_count: int) -> None:
-        pair = min(plan.pair_count, (done_count - began_at) // 2 + 1)
+        pair = min(pair_count, (done_count - began_at) // 2 + 1)
         terminal.step(
-            "bench", f"{case.name}, pair {pair} of {plan.pair_count}", done_count / run_count
+            "bench", f"{case.name}, pair {pair} of {pair_count}", done_count / plan.run_count
         )
 
     def on_run() -> None:
@@ -277,14 +286,14 @@ def _measure_one(case: Case, plan: Plan, progress: _Progress, terminal: Terminal
     try:
         if case.needs_tracer:
             find_tracer()
-        pairs = measure_case(case, pair_count=plan.pair_count, on_run=on_run)
+        pairs = measure_case(case, pair_count=pair_count, on_run=on_run)
     except MachineError as error:
         failure = str(error)
         code = ExitCode.MACHINE_CANNOT if plan.is_chosen else ExitCode.OK
     except RunError as error:
         failure = str(error)
         code = ExitCode.INVALID
-    progress.done_count = began_at + 2 * plan.pair_count
+    progress.done_count = began_at + 2 * pair_count
     result = CaseResult.of(case, pairs, failure=failure)
     progress.results.append(result)
     if pairs and not result.is_reliable:

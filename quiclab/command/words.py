@@ -125,7 +125,10 @@ class BenchWords:
         is_many=True,
     )
     quick: bool = option("the core comparisons alone, in about a minute", default=False)
-    pairs: str = option("pairs of runs of each comparison (default 10, with --quick 3)")
+    pairs: str = option(
+        "pairs of runs of each comparison, twice as many where the effect is small "
+        "(default 7, with --quick 3)"
+    )
     datagram: str = option(
         "bytes of a full datagram in the comparisons that are not about one size (default 1200)"
     )

@@ -107,8 +107,15 @@ def test_quick_measures_fewer_pairs_of_less() -> None:
     """About a minute."""
     usual = plan_measurement(BenchWords(), speed=1.0)
     quick = plan_measurement(BenchWords(quick=True), speed=1.0)
-    assert (usual.pair_count, quick.pair_count) == (10, 3)
+    assert (usual.pair_count, quick.pair_count) == (7, 3)
     assert quick.cases[0].b_work.total_bytes < usual.cases[0].b_work.total_bytes
+
+
+def test_small_effects_take_more_pairs() -> None:
+    """Probes and tracing cost some percent, less than this machine's mood."""
+    plan = plan_measurement(BenchWords(only=["probes-off", "workers-2"], pairs="4"), speed=1.0)
+    assert [plan.pairs_of(case) for case in plan.cases] == [8, 4]
+    assert plan.run_count == 24
 
 
 def test_only_takes_commas_and_repetition() -> None:
@@ -128,7 +135,7 @@ def test_plan_touches_nothing(
     assert bench(BenchWords(plan=True, only=["workers-2"])) is ExitCode.OK
     said = capsys.readouterr().out
     assert "two workers against one" in said
-    assert "10 pairs" in said
+    assert "7 pairs" in said
     assert list(tmp_path.iterdir()) == []
 
 
