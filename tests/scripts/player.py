@@ -92,6 +92,11 @@ def sent_message(message: int, *, channel: int = 1) -> Event:
     return (f"{SOCKET}task__tx__finish", (channel, message))
 
 
+def told_message(message: int, *, wait_ns: int, channel: int = 1) -> Event:
+    """The server tells how long a message of the send ring waited; 0: nobody saw it begin."""
+    return ("message_sent", (channel, message, wait_ns))
+
+
 def received_message(message: int, *, channel: int = 2) -> Event:
     """The socket task received a message into the receive ring."""
     return (f"{SOCKET}task__rx__finish", (channel, message))
@@ -120,6 +125,7 @@ def events_of_one_download(turn_count: int = 20, *, batch: int = 40) -> list[Eve
         for message in range(batch):
             events += written_message(message, sizes=[8972] * 7)
         events += send_call(asked=batch, sent=batch)
+        events += [told_message(message, wait_ns=300_000) for message in range(batch)]
         events += [sent_message(message) for message in range(batch)]
         events += receive_call(asked=128, received=1)
         events += [received_message(0), read_message(0, count=1, size=45)]

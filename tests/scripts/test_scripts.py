@@ -18,6 +18,7 @@ from tests.scripts.player import (
     received_message,
     send_call,
     sent_message,
+    told_message,
     written_message,
 )
 from tests.scripts.tracing import TracingError, traced
@@ -146,6 +147,21 @@ def test_recv_buffers_counts_bytes(userland: Userland, player: Player, tmp_path:
     pops = trace.histogram("@pops")
     assert pops is not None
     assert (2, 1) == (pops.total_count, pops.count_from(2**31))
+
+
+def test_message_wait_takes_the_servers_own_time(
+    userland: Userland, player: Player, tmp_path: Path
+) -> None:
+    """Waits land in their buckets; a message that nobody saw begin is told apart."""
+    waits_ns = (1, 40_000, 60_000, 3_000_000_000, 0)
+    events = [told_message(message, wait_ns=wait_ns) for message, wait_ns in enumerate(waits_ns)]
+    trace = trace_events(userland, player, tmp_path, script="message-wait", events=events)
+    waits = trace.histogram("@wait_ns")
+    assert waits is not None
+    assert (4, 1) == (waits.total_count, waits.count_from(2**31))
+    found = filled(trace, "@wait_ns")
+    assert (1, 2) == (found[1, 1], found[32768, 65535])
+    assert 1 == trace.event_count("@unmatched")
 
 
 def test_two_processes_never_share_a_start(

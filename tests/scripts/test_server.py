@@ -64,7 +64,7 @@ def load(server: dict[str, Any], folder: Path) -> None:
 def test_counts_agree_with_the_servers_own_for_two_workers(
     userland: Userland, tmp_path: Path
 ) -> None:
-    """All four scripts at once, attached by path: each map equals the counters of both workers."""
+    """All scripts at once, attached by path: each map equals the counters of both workers."""
     scripts = find_scripts()
     # The server ends before the tracers, so that its last datagrams are traced as well.
     with contextlib.ExitStack() as tracers, serving(tmp_path) as server:

@@ -17,7 +17,7 @@ from quiclab.trace.script import (
     parse_script,
 )
 
-SHIPPED = ["generic-offload", "io-latencies", "recv-buffers", "udp-syscall"]
+SHIPPED = ["generic-offload", "io-latencies", "message-wait", "recv-buffers", "udp-syscall"]
 OWN = """#!/usr/bin/env bpftrace
 // own.bt  Count what is of interest.
 // Question:  how often
@@ -90,8 +90,8 @@ def test_an_unknown_name_lists_the_known_and_the_near(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         load_script("udp-sycall", base=tmp_path)
     assert str(caught.value) == (
-        'no script "udp-sycall"; there are generic-offload, io-latencies, recv-buffers, '
-        "udp-syscall (did you mean udp-syscall?), or give the path of a .bt file"
+        'no script "udp-sycall"; there are generic-offload, io-latencies, message-wait, '
+        "recv-buffers, udp-syscall (did you mean udp-syscall?), or give the path of a .bt file"
     )
 
 
