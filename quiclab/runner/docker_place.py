@@ -147,10 +147,10 @@ class DockerPlace:
             return versions.result()
 
     def _remove_all(self) -> None:
-        for container in self._containers.values():
-            container.close()
-        with self._record.removal():
-            remove_run(self._engine, self._run_id)
+        with self._record.removal(), contextlib.ExitStack() as stack:
+            stack.callback(remove_run, self._engine, self._run_id)  # whatever closing says
+            for container in self._containers.values():
+                container.close()
 
     # Files and names -----------------------------------------------------------------
 
