@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -34,6 +34,10 @@ _READY_TIMEOUT_S: Final = 120.0
 _DONE_TIMEOUT_S: Final = 300.0
 _SETTLE_S: Final = 5.0
 _LOOK_S: Final = 0.005
+# A server is done with 500 closed connections when it takes less than this of its core.
+_CALM_SHARE: Final = 0.05
+_CALM_LOOK_S: Final = 0.05
+_CALM_LIMIT_S: Final = 5.0
 
 # The four names of the original's scripts; those that came later are beside them.
 SCRIPTS: Final = ("generic-offload", "io-latencies", "recv-buffers", "udp-syscall")
@@ -148,6 +152,10 @@ class Outcome:
         return max(received, sent) / max(1, min(received, sent))
 
 
+def _descendants() -> set[int]:
+    return {child.pid for child in psutil.Process().children(recursive=True)}
+
+
 def _core_count() -> int:
     return len(os.sched_getaffinity(0))
 
@@ -157,10 +165,10 @@ class _Watch:
     Measures how much else goes on while something is measured.
     """
 
-    def __init__(self) -> None:
-        # Whatever is not this process or a descendant of it is foreign.
-        own = psutil.Process()
-        self._pids = [own.pid, *(child.pid for child in own.children(recursive=True))]
+    def __init__(self, pids: Iterable[int]) -> None:
+        # This process and those that are measured; whatever else runs is foreign, the
+        # other side of a comparison with it.
+        self._pids = {os.getpid(), *pids}
         self._machine, self._began_s = machine_times(), time.monotonic()
         self._own_ns = self._read_own_ns()
 
@@ -403,6 +411,7 @@ def opened_side(side: Side, work: Work) -> Iterator[OpenSide]:
         yield OpenSide(lambda every: run_floor(work, answered_every=every))
         return
     tracer = find_tracer() if side.is_traced else []
+    others = _descendants()
     with contextlib.ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="quiclab-bench-")))
         server = stack.enter_context(running_server(side, work, directory))
@@ -411,12 +420,15 @@ def opened_side(side: Side, work: Work) -> Iterator[OpenSide]:
         )
         load.hear("closed", timeout_s=_READY_TIMEOUT_S)
         if not side.is_traced:
-            yield OpenSide(lambda _: _run_open(server, load, work))
+            pids = _descendants() - others
+            yield OpenSide(lambda _: _run_open(server, load, work, pids))
             return
         wanted = stack.enter_context(_traced(server, tracer, directory))
 
+        traced_pids = _descendants() - others
+
         def run_traced(_: float) -> Outcome:
-            outcome = _run_open(server, load, work)
+            outcome = _run_open(server, load, work, traced_pids)
             if not server.traced_probes() >= wanted:
                 raise RunError("a tracer ended while the server was measured")
             return outcome
@@ -475,7 +487,7 @@ def run_floor(work: Work, *, answered_every: float) -> Outcome:
     )
     try:
         floor = RunningLoad(process)
-        watch = _Watch()
+        watch = _Watch([process.pid])
         done = floor.hear("done", timeout_s=_DONE_TIMEOUT_S)
         noise = watch.stop()
         process.communicate(timeout=_END_TIMEOUT_S)
@@ -504,21 +516,28 @@ def run_load(server: RunningServer, work: Work, *, is_pinned: bool = True) -> Ou
     """
     with running_load(server, work, is_pinned=is_pinned) as load:
         load.hear("ready", timeout_s=_READY_TIMEOUT_S)
-        return _move(server, load, work)
+        return _move(server, load, work, _descendants())
 
 
-def _run_open(server: RunningServer, load: RunningLoad, work: Work) -> Outcome:
-    """Open connections, move the work, close them."""
+def _run_open(server: RunningServer, load: RunningLoad, work: Work, pids: Iterable[int]) -> Outcome:
+    """Open connections, move the work, close them, and let the server be done with that."""
     load.tell()
     load.hear("ready", timeout_s=_READY_TIMEOUT_S)
-    outcome = _move(server, load, work)
+    outcome = _move(server, load, work, pids)
     load.leave()
+    deadline_s = time.monotonic() + _CALM_LIMIT_S
+    spent_ns = cpu_ns(server.pids)
+    is_calm = False
+    while not is_calm and time.monotonic() < deadline_s:
+        time.sleep(_CALM_LOOK_S)
+        before_ns, spent_ns = spent_ns, cpu_ns(server.pids)
+        is_calm = spent_ns - before_ns < _CALM_SHARE * _CALM_LOOK_S * 1e9
     return outcome
 
 
-def _move(server: RunningServer, load: RunningLoad, work: Work) -> Outcome:
+def _move(server: RunningServer, load: RunningLoad, work: Work, pids: Iterable[int]) -> Outcome:
     server.ask("reset")
-    watch = _Watch()
+    watch = _Watch(pids)
     before = [cpu_ns([pid]) for pid in server.pids]
     load.tell()
     done = load.hear("done", timeout_s=_DONE_TIMEOUT_S)
