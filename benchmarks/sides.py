@@ -3,33 +3,55 @@ One run of one side: a server under test, the load against it, what both cost.
 """
 
 import contextlib
-import json
 import os
-import select
-import shutil
-import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import psutil
 
 from benchmarks.hits_tracing import attached, find_tracer
 from benchmarks.measure import cpu_ns, machine_times
+from benchmarks.processes import (
+    END_TIMEOUT_S,
+    LOAD_CORE,
+    ROOT,
+    SERVER_CORE,
+    RunningLoad,
+    RunningServer,
+    python_command,
+    running_load,
+    running_server,
+    server_words,
+)
+from benchmarks.work import Direction, Outcome, Side, SideKind, Work
 from quiclab.errors import MachineError, RunError
 from quiclab.trace.script import Script, load_script
-from server.control import ControlError, request
 
-ROOT: Final = Path(__file__).resolve().parents[1]
-SERVER_CORE: Final = 0
-LOAD_CORE: Final = 1
-_START_TIMEOUT_S: Final = 20.0
-_END_TIMEOUT_S: Final = 10.0
+__all__ = [
+    "LOAD_CORE",
+    "ROOT",
+    "SERVER_CORE",
+    "Direction",
+    "OpenSide",
+    "Outcome",
+    "RunningLoad",
+    "RunningServer",
+    "Side",
+    "SideKind",
+    "Work",
+    "check_cores",
+    "opened_side",
+    "run_load",
+    "run_side",
+    "running_load",
+    "running_server",
+    "server_words",
+]
+
 _READY_TIMEOUT_S: Final = 120.0
 _DONE_TIMEOUT_S: Final = 300.0
 _SETTLE_S: Final = 5.0
@@ -42,122 +64,9 @@ _CALM_LIMIT_S: Final = 5.0
 # The four names of the original's scripts; those that came later are beside them.
 SCRIPTS: Final = ("generic-offload", "io-latencies", "recv-buffers", "udp-syscall")
 
-SideKind = Literal["ours", "stock", "floor"]
-Direction = Literal["download", "upload"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """
-    What is moved in a run.
-
-    Args:
-        direction: Who sends.
-        total_bytes: Stream payload in all.
-        datagram_bytes: Largest datagram, of both ends.
-        connection_count: Connections.
-        stream_count: Streams of each.
-        answer_every: Datagrams that the load takes before it answers; 0: four messages.
-    """
-
-    direction: Direction
-    total_bytes: int
-    datagram_bytes: int
-    connection_count: int = 1
-    stream_count: int = 1
-    answer_every: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Side:
-    """
-    What stands on one side of a comparison: a server under test, or the floor.
-
-    Args:
-        kind: Which server.
-        label: A name for people.
-        words: More words of its command line.
-        is_pinned: Whether server and load have a core each.
-        is_traced: Whether all four scripts are attached while it is measured.
-    """
-
-    kind: SideKind
-    label: str = ""
-    words: tuple[str, ...] = ()
-    is_pinned: bool = True
-    is_traced: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """
-    What a run cost; times in nanoseconds of CPU, `seconds` by the clock.
-
-    Args:
-        total_bytes: Stream payload that arrived.
-        seconds: From the word to go to the last byte.
-        server_ns: All threads of the server's processes.
-        worker_ns: The same for each process.
-        load_ns: The load's.
-        load_received_datagrams: What the load received.
-        load_sent_datagrams: What the load sent; of a download, acknowledgements.
-        load_dropped_datagrams: What the load's sockets had no room for.
-        foreign_ns: All cores, for others than this measurement.
-        steal_ns: All cores, taken by the hypervisor.
-        lasted_s: The time that the last two are about.
-        report: The server's own counters.
-    """
-
-    total_bytes: int
-    seconds: float
-    server_ns: int
-    foreign_ns: int
-    steal_ns: int
-    lasted_s: float
-    worker_ns: tuple[int, ...] = ()
-    load_ns: int = 0
-    load_received_datagrams: int = 0
-    load_sent_datagrams: int = 0
-    load_dropped_datagrams: int = 0
-    report: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def cpu_s_per_gb(self) -> float:
-        """CPU-seconds of the server for 10^9 bytes."""
-        return self.server_ns / self.total_bytes
-
-    @property
-    def mb_per_s(self) -> float:
-        """Goodput, 10^6 bytes a second; 0 for the floor."""
-        return self.total_bytes / self.seconds / 1e6 if self.seconds else 0.0
-
-    @property
-    def steal(self) -> float:
-        """Part of the cores that the hypervisor kept."""
-        return self.steal_ns / 1e9 / self.lasted_s / _core_count()
-
-    @property
-    def foreign(self) -> float:
-        """Part of the cores that other processes used; ticks of 10 ms may make it negative."""
-        return self.foreign_ns / 1e9 / self.lasted_s / _core_count()
-
-    @property
-    def answered_every(self) -> float:
-        """
-        Datagrams that the receiving end took for each that it sent.
-
-        The load counts both ways; for an upload they swap places.
-        """
-        received, sent = self.load_received_datagrams, self.load_sent_datagrams
-        return max(received, sent) / max(1, min(received, sent))
-
 
 def _descendants() -> set[int]:
     return {child.pid for child in psutil.Process().children(recursive=True)}
-
-
-def _core_count() -> int:
-    return len(os.sched_getaffinity(0))
 
 
 class _Watch:
@@ -188,188 +97,6 @@ class _Watch:
             with contextlib.suppress(OSError):
                 own_ns += cpu_ns([pid])
         return own_ns
-
-
-class RunningServer:
-    """
-    A server under test that listens.
-    """
-
-    def __init__(self, process: subprocess.Popen[str], control_path: Path, ca_path: Path) -> None:
-        self.process = process
-        self._control_path = control_path
-        self.ca_path = ca_path
-        try:
-            self.description = request(control_path, "describe", wait_s=_START_TIMEOUT_S)
-        except ControlError as error:
-            raise RunError(f"the server under test does not start: {error}") from error
-        ca_path.write_text(self.description["certificate_pem"])
-        self.pids = [int(worker["pid"]) for worker in self.description["workers"]]
-
-    def ask(self, op: str) -> dict[str, Any]:
-        """
-        Ask it something.
-
-        Raises:
-            RunError: It does not answer.
-        """
-        try:
-            return request(self._control_path, op)
-        except ControlError as error:
-            raise RunError(f"the server under test: {error}") from error
-
-    def traced_probes(self) -> set[str]:
-        """
-        Name the probes that every worker's sites show as traced.
-        """
-        workers = self.ask("reset")["workers"]
-        return set.intersection(*(set(worker["traced_probes"]) for worker in workers))
-
-    def load_words(self, work: Work) -> list[str]:
-        """The load's command line against this server."""
-        ip, port = self.description["address"][:2]
-        return [
-            *("--ip", ip, "--port", str(port)),
-            *("--server-name", self.description["server_name"], "--ca-file", str(self.ca_path)),
-            *("--direction", work.direction, "--bytes", str(work.total_bytes)),
-            *("--connections", str(work.connection_count), "--streams", str(work.stream_count)),
-            *("--datagram", str(work.datagram_bytes), "--answer-every", str(work.answer_every)),
-        ]
-
-
-@contextlib.contextmanager
-def running_server(side: Side, work: Work, directory: Path) -> Iterator[RunningServer]:
-    """
-    Start a server under test, on its core, and end it afterwards.
-
-    Raises:
-        RunError: It does not start.
-    """
-    control_path = directory / "server.sock"
-    argv = [*server_words(side, work), "--control", str(control_path)]
-    if side.kind == "ours":
-        argv += ["--probe-directory", str(directory)]
-    with (directory / "server.log").open("w") as log:
-        process = subprocess.Popen(
-            _command(argv, SERVER_CORE if side.is_pinned else None),
-            stdout=subprocess.DEVNULL,
-            stderr=log,
-            text=True,
-            cwd=ROOT,
-        )
-        try:
-            yield RunningServer(process, control_path, directory / "ca.pem")
-        except RunError as error:
-            words = (directory / "server.log").read_text().strip().rpartition("\n")[2]
-            raise RunError(f"{error}{f' ({words})' if words else ''}") from error
-        finally:
-            process.send_signal(signal.SIGINT)
-            try:
-                process.wait(_END_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-
-
-def server_words(side: Side, work: Work) -> list[str]:
-    """
-    What stands behind the interpreter's name.
-    """
-    datagram = str(work.datagram_bytes)
-    if side.kind == "stock":
-        return ["-m", "benchmarks.stock", "--datagram", datagram, *side.words]
-    return ["-m", "server", "--datagram", datagram, "--verify-content", *side.words]
-
-
-def _command(words: Sequence[str], core: int | None) -> list[str]:
-    """A Python program on a core, which ends when this process does."""
-    argv = [sys.executable, *words]
-    if core is not None:
-        usable = sorted(os.sched_getaffinity(0))
-        argv = ["taskset", "--cpu-list", str(usable[core % len(usable)]), *argv]
-    if shutil.which("setpriv"):
-        argv = ["setpriv", "--pdeathsig", "KILL", *argv]
-    return argv
-
-
-class RunningLoad:
-    """
-    The load as a process of its own.
-    """
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.process = process
-
-    def hear(self, event: str, *, timeout_s: float) -> dict[str, Any]:
-        """
-        Wait for a line.
-
-        Raises:
-            RunError: The load failed, ended or says nothing.
-        """
-        assert self.process.stdout is not None
-        ready, _, _ = select.select([self.process.stdout], [], [], timeout_s)
-        if not ready:
-            raise RunError(f'the load has not said "{event}" within {timeout_s:.0f} s')
-        line = self.process.stdout.readline()
-        if not line:
-            raise RunError(f"the load ended with {self.process.wait()}")
-        said: dict[str, Any] = json.loads(line)
-        if said["event"] != event:
-            raise RunError(f"the load failed: {said.get('why', line.strip())}")
-        return said
-
-    def tell(self) -> None:
-        """Let it go on."""
-        assert self.process.stdin is not None
-        try:
-            self.process.stdin.write("\n")
-            self.process.stdin.flush()
-        except BrokenPipeError:
-            pass  # what it says next, or that it says nothing, tells more
-
-    def leave(self) -> None:
-        """
-        Close its connections; it stays.
-
-        Raises:
-            RunError: It failed.
-        """
-        self.tell()
-        self.hear("closed", timeout_s=_READY_TIMEOUT_S)
-
-
-@contextlib.contextmanager
-def running_load(
-    server: RunningServer, work: Work, *, is_pinned: bool, is_held: bool = False
-) -> Iterator[RunningLoad]:
-    """
-    Start the load, on its core, and end it afterwards.
-
-    Args:
-        server: Its server.
-        work: What it moves.
-        is_pinned: Whether it has a core of its own.
-        is_held: Whether it waits for a word before it opens the first connections.
-    """
-    words = [*server.load_words(work), *(["--hold"] if is_held else [])]
-    process = subprocess.Popen(
-        _command(
-            ["-m", "benchmarks.load", *words],
-            LOAD_CORE if is_pinned else None,
-        ),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-    )
-    try:
-        yield RunningLoad(process)
-        process.communicate(timeout=_END_TIMEOUT_S)
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.communicate()
 
 
 class OpenSide:
@@ -479,7 +206,7 @@ def run_floor(work: Work, *, answered_every: float) -> Outcome:
         *("--answered-every", f"{answered_every:.3f}"),
     ]
     process = subprocess.Popen(
-        _command(["-m", "benchmarks.floor", *words], SERVER_CORE),
+        python_command(["-m", "benchmarks.floor", *words], SERVER_CORE),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -490,7 +217,7 @@ def run_floor(work: Work, *, answered_every: float) -> Outcome:
         watch = _Watch([process.pid])
         done = floor.hear("done", timeout_s=_DONE_TIMEOUT_S)
         noise = watch.stop()
-        process.communicate(timeout=_END_TIMEOUT_S)
+        process.communicate(timeout=END_TIMEOUT_S)
     finally:
         if process.poll() is None:
             process.kill()
