@@ -19,7 +19,7 @@ def main() -> None:
     add("--datagram", type=int, default=1200)
     add("--connections", type=int, default=1)
     add("--streams", type=int, default=1)
-    add("--answer-every", type=int, default=0, help="datagrams a client's answer, 0: 4 messages")
+    add("--answer-every", type=int, default=0, help="datagrams a client's answer, 0: 2 messages")
     add("--repeat", type=int, default=3)
     add("--server-words", default="", help="more words for ours, such as '--max-segments 64'")
     words = parser.parse_args()

@@ -21,7 +21,7 @@ class Work:
         datagram_bytes: Largest datagram, of both ends.
         connection_count: Connections.
         stream_count: Streams of each.
-        answer_every: Datagrams that the load takes before it answers; 0: four messages.
+        answer_every: Datagrams that the load takes before it answers; 0: two messages.
     """
 
     direction: Direction
