@@ -148,11 +148,11 @@ class Session:
         elif isinstance(event, ConnectionTerminated) and self.close is None:
             self._note_close()
 
-    def produce(self, window_bytes: int) -> None:
+    def produce(self, wanted_bytes: int) -> None:
         """
-        Top up the uploads, so that about a window can be sent without asking again.
+        Top up the uploads, so that so much can be sent without asking again.
         """
-        self._feed.produce(window_bytes)
+        self._feed.produce(wanted_bytes)
 
     def observe(self, now_s: float) -> bool:
         """

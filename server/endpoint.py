@@ -132,7 +132,7 @@ class Endpoint:
 
     def set_window_cap(self, cap_bytes: int) -> None:
         """
-        Cap the window of connections; 0: no cap, and those to come share no budget.
+        Cap the window of connections; 0: no cap, and no budget is shared.
         """
         self.budget.set_cap(cap_bytes)
         self._intake.configuration = replace(
@@ -244,7 +244,7 @@ class Endpoint:
         self._by_connection[connection] = session
         self.connections.on_opened()
         internals.share_cap(connection, self.budget.shared)
-        self.budget.join()
+        self.budget.join(internals.find_capped_window(connection))
         return session
 
     def _fail(self, session: Session, error: Exception) -> None:
@@ -331,7 +331,7 @@ class Endpoint:
         # find that out; its timer tells whether one of its own is due, at a tenth.
         self._settle(session)
         is_due = session.timer_at_s is not None and session.timer_at_s <= now_s
-        return is_due or internals.has_close_reason(session.connection)
+        return is_due or internals.must_speak(session.connection)
 
     def _produce(self, session: Session, *, message_bytes: int) -> None:
         """
@@ -472,7 +472,7 @@ class Endpoint:
         if session.is_closed:
             return
         session.is_closed = True
-        self.budget.leave()
+        self.budget.leave(internals.find_capped_window(session.connection))
         error_code, frame_type, reason, closed_by = internals.close_reason(session.connection)
         self.connections.on_closed(
             error_code=error_code, frame_type=frame_type, reason=reason, closed_by=closed_by

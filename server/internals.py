@@ -23,7 +23,7 @@ from aioquic.tls import ExtensionType
 
 from server.counters import ReceiveBufferCounters
 from server.udp import _native
-from server.window import WindowCap
+from server.window import CappedWindow, WindowCap
 
 AIOQUIC_VERSION: Final = "1.7.2"
 
@@ -174,6 +174,14 @@ def capped_congestion_control(name: str, *, cap_bytes: int) -> str:
     return capped_name
 
 
+def find_capped_window(connection: QuicConnection) -> CappedWindow | None:
+    """
+    Find what a cap is kept by; None for a connection without one.
+    """
+    controller = connection._loss._cc  # noqa: SLF001
+    return controller if isinstance(controller, _CappedReno | _CappedCubic) else None
+
+
 def share_cap(connection: QuicConnection, cap: WindowCap) -> None:
     """
     Put a cap that others have too in the place of a capped window's own.
@@ -297,6 +305,20 @@ def has_close_reason(connection: QuicConnection) -> bool:
     Whether a close was asked for or received.
     """
     return connection._close_event is not None  # noqa: SLF001
+
+
+def must_speak(connection: QuicConnection) -> bool:
+    """
+    Whether something may have to leave that neither a pacer nor a timer tells of.
+
+    That is a close; what the handshake lacks, for which aioquic passes a full window
+    (and may have no timer); the answer to a peer that tries another path, which only
+    congestion control may delay (RFC 9000, Section 8.2.2).
+    """
+    if connection._close_event is not None or not connection._handshake_confirmed:  # noqa: SLF001
+        return True
+    paths = connection._network_paths  # noqa: SLF001
+    return len(paths) > 1 and any(path.remote_challenges for path in paths[1:])
 
 
 def close_reason(connection: QuicConnection) -> tuple[int, int | None, str, str]:

@@ -361,11 +361,11 @@ class PerfServer:
             self._requests.clear()
             self._answers.clear()
 
-    def produce(self, window_bytes: int) -> None:
+    def produce(self, wanted_bytes: int) -> None:
         """
-        Top up the answers, so that about a window can be sent without asking again.
+        Top up the answers, so that so much can be sent without asking again.
         """
-        self.tally.answer_byte_count += self._answers.produce(window_bytes)
+        self.tally.answer_byte_count += self._answers.produce(wanted_bytes)
 
     def _on_data(self, event: StreamDataReceived) -> None:
         data = event.data

@@ -21,7 +21,7 @@ class Application(Protocol):
     def on_event(self, event: QuicEvent, now_s: float) -> None:
         """Take an event of aioquic's; every one comes here, ConnectionTerminated last."""
 
-    def produce(self, window_bytes: int) -> None:
+    def produce(self, wanted_bytes: int) -> None:
         """Write to streams so that about so much can be sent without asking again."""
 
 

@@ -8,6 +8,16 @@ more are open, an equal part of the budget; a few messages at least.
 """
 
 import sys
+from collections.abc import Iterable
+from typing import Protocol
+
+
+class CappedWindow(Protocol):
+    """
+    What a budget holds down: a congestion controller.
+    """
+
+    congestion_window: int
 
 
 class WindowCap:
@@ -26,7 +36,7 @@ class WindowBudget:
     Shares out a budget among the connections that are open.
 
     Args:
-        cap_bytes: What one connection may have, however few are open; 0: no cap.
+        cap_bytes: What one connection may have, however few are open; 0: no cap, no budget.
         total_bytes: What all may have together; 0: no budget.
         least_bytes: What each may have, however many are open.
     """
@@ -38,6 +48,7 @@ class WindowBudget:
         self._total_bytes = total_bytes
         self._least_bytes = least_bytes
         self._open_count = 0
+        self._windows: set[CappedWindow] = set()
         self._lowest_cap_bytes = sys.maxsize
         self._share()
 
@@ -48,23 +59,28 @@ class WindowBudget:
 
     def set_cap(self, cap_bytes: int) -> None:
         """
-        Change what one connection may have; 0: no cap.
+        Change what one connection may have; 0: no cap, no budget.
         """
         self._cap_bytes = cap_bytes
         self._share()
 
-    def join(self) -> None:
+    def join(self, window: CappedWindow | None) -> None:
         """
-        One more connection is open.
+        One more connection is open; None: one whose window nobody caps.
         """
         self._open_count += 1
         self._share()
+        if window is not None:
+            self._windows.add(window)
+            self._hold((window,))
 
-    def leave(self) -> None:
+    def leave(self, window: CappedWindow | None) -> None:
         """
         One less is open.
         """
         self._open_count -= 1
+        if window is not None:
+            self._windows.discard(window)
         self._share()
 
     def reset(self) -> None:
@@ -75,8 +91,23 @@ class WindowBudget:
 
     def _share(self) -> None:
         cap_bytes = self._cap_bytes or sys.maxsize
-        if self._total_bytes and self._open_count:
+        if self._cap_bytes and self._total_bytes and self._open_count:
             share_bytes = max(self._least_bytes, self._total_bytes // self._open_count)
             cap_bytes = min(cap_bytes, share_bytes)
+        is_lowered = cap_bytes < self.shared.cap_bytes
         self.shared.cap_bytes = cap_bytes
         self._lowest_cap_bytes = min(self._lowest_cap_bytes, cap_bytes)
+        if is_lowered:
+            self._hold(self._windows)
+
+    def _hold(self, windows: Iterable[CappedWindow]) -> None:
+        """
+        Bring windows down to the cap.
+
+        They look at it themselves, but at acknowledgements alone: one that has grown and
+        is idle would begin again with all it had. Only a cap that falls costs a walk, and
+        it stops falling when each has the least.
+        """
+        cap_bytes = self.shared.cap_bytes
+        for window in windows:
+            window.congestion_window = min(window.congestion_window, cap_bytes)

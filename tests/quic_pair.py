@@ -23,7 +23,7 @@ class Application(Protocol):
     def on_event(self, event: QuicEvent, now_s: float) -> None:
         """Take one aioquic event."""
 
-    def produce(self, window_bytes: int) -> None:
+    def produce(self, wanted_bytes: int) -> None:
         """Top up streams before a transmit pass."""
 
 
@@ -37,7 +37,7 @@ class Recorder:
         """Keep it."""
         self.events.append(event)
 
-    def produce(self, window_bytes: int) -> None:
+    def produce(self, wanted_bytes: int) -> None:
         """Nothing: tests write to the connection themselves."""
 
 

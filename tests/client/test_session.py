@@ -36,13 +36,13 @@ class Client:
         """Pass it on."""
         self.session.on_event(event, now_s)
 
-    def produce(self, window_bytes: int) -> None:
+    def produce(self, wanted_bytes: int) -> None:
         """Observe, then top up."""
         self.now_s += 0.001
         self.session.observe(self.now_s)
         if self.session.is_complete:
             self.session.end("load complete")
-        self.session.produce(window_bytes)
+        self.session.produce(wanted_bytes)
 
 
 class Load:
@@ -239,7 +239,7 @@ class ShortServer:
             self.answered.add(event.stream_id)
             self.connection.send_stream_data(event.stream_id, self.answer, end_stream=True)
 
-    def produce(self, window_bytes: int) -> None:
+    def produce(self, wanted_bytes: int) -> None:
         """Nothing is left to send."""
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from aioquic._buffer import Buffer
-from aioquic.quic.connection import QuicConnection
+from aioquic.quic.connection import QuicConnection, QuicNetworkPath
 from aioquic.quic.events import ConnectionTerminated
 from aioquic.quic.packet import QuicPacketType, pull_quic_header
 from hypothesis import given, settings
@@ -158,6 +158,46 @@ def test_an_acknowledgement_that_allows_nothing_costs_no_build() -> None:
         world.server._build_message = watch  # type: ignore[method-assign]
         world.run()
         assert 10 * futile_count < world.server.udp.rx.counters.datagram_read_count
+
+
+def _fill_window(world: World) -> Session:
+    """Download until the window is full, for the client has stopped to read; the server's side."""
+    world.add_client(asked_bytes=2**40)
+    while not world.applications[0].received:
+        world.loop.turn(most_wait_s=0.05)
+    world.clients[0].receive = lambda now_s: None  # type: ignore[method-assign]
+    (session,) = world.server._by_connection.values()
+    while not session.is_blocked or session.is_ready or not world.server.is_idle:
+        world.loop.turn(most_wait_s=0.05)
+    return session
+
+
+def test_a_full_window_does_not_keep_another_paths_challenge_waiting() -> None:
+    """A peer that tries another address is answered in the turn in which it asks."""
+    with World() as world, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
+        other.bind(("127.0.0.1", 0))
+        other.settimeout(0)
+        session = _fill_window(world)
+        client = world.applications[0].connection
+        path = QuicNetworkPath(addr=world.server.udp.address)
+        path.peer_cid = client._peer_cid_available.pop(0)
+        ((datagram, _),) = client._send_probing_frames(network_path=path, now=world.loop.now_s())
+        other.sendto(datagram, world.server.udp.address)
+        world.server.receive(world.loop.now_s())
+        world.server.transmit(world.loop.now_s())
+        assert session.is_blocked
+        assert len(other.recv(2000)) >= 1200
+
+
+def test_a_full_window_does_not_keep_the_handshake_waiting() -> None:
+    """Until it is confirmed aioquic is always asked: it passes a full window, without a timer."""
+    with World() as world:
+        session = _fill_window(world)
+        connection = session.connection
+        for is_confirmed in (True, False):
+            connection._handshake_confirmed = is_confirmed
+            assert is_confirmed is not world.server._prepare(session, 0.0)
+        connection._handshake_confirmed = True
 
 
 class MoodyKernel:
@@ -463,7 +503,7 @@ def test_a_fault_in_an_application_ends_its_connection_alone(capsys: Any) -> Non
         def on_event(self, event: Any, now_s: Any) -> None:
             raise ZeroDivisionError("planted")
 
-        def produce(self, window_bytes: Any) -> None:
+        def produce(self, wanted_bytes: Any) -> None:
             """Never called."""
 
     with World() as world:

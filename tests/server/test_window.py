@@ -3,9 +3,11 @@ server.window: a budget of windows and who gets how much of it.
 """
 
 import sys
+from dataclasses import dataclass
 
 import pytest
 
+from server.internals import window_bytes
 from server.options import EndpointOptions
 from server.window import WindowBudget
 from tests.server.world import World
@@ -26,7 +28,7 @@ def test_each_connection_has_its_cap_or_an_equal_part(open_count: int, expected:
     """However many are open, none has more than its cap, nor less than the least."""
     budget = WindowBudget(cap_bytes=2_500, total_bytes=20_000, least_bytes=100)
     for _ in range(open_count):
-        budget.join()
+        budget.join(None)
     assert expected == budget.shared.cap_bytes
 
 
@@ -34,21 +36,56 @@ def test_what_others_give_back_is_shared_again() -> None:
     """A connection that ends leaves its part to the others; the lowest part is remembered."""
     budget = WindowBudget(cap_bytes=2_500, total_bytes=20_000, least_bytes=100)
     for _ in range(10):
-        budget.join()
+        budget.join(None)
     for _ in range(9):
-        budget.leave()
+        budget.leave(None)
     assert (2_500, 2_000) == (budget.shared.cap_bytes, budget.lowest_cap_bytes)
     budget.reset()
     assert 2_500 == budget.lowest_cap_bytes
 
 
 @pytest.mark.parametrize("total_bytes", [0, 20_000])
-def test_without_a_cap_only_the_budget_counts(total_bytes: int) -> None:
-    """0 stands for no cap, and for no budget."""
+def test_without_a_cap_there_is_no_budget(total_bytes: int) -> None:
+    """Windows that nobody caps have no part of a budget, and no cap is reported for them."""
     budget = WindowBudget(cap_bytes=0, total_bytes=total_bytes, least_bytes=100)
-    assert 0 == budget.lowest_cap_bytes
-    budget.join()
-    assert (total_bytes or sys.maxsize) == budget.shared.cap_bytes
+    for _ in range(20):
+        budget.join(None)
+    assert (sys.maxsize, 0) == (budget.shared.cap_bytes, budget.lowest_cap_bytes)
+
+
+def test_a_cap_without_a_budget_is_everyones() -> None:
+    """Budget 0: however many are open, each has the whole cap."""
+    budget = WindowBudget(cap_bytes=2_500, total_bytes=0, least_bytes=100)
+    for _ in range(500):
+        budget.join(None)
+    assert (2_500, 2_500) == (budget.shared.cap_bytes, budget.lowest_cap_bytes)
+
+
+@dataclass(eq=False)
+class Window:
+    """A congestion controller, as far as a budget knows one."""
+
+    congestion_window: int
+
+
+def test_an_idle_window_falls_with_the_cap() -> None:
+    """Who has nothing to acknowledge keeps to a cap that fell; it grows again by itself alone."""
+    budget = WindowBudget(cap_bytes=2_500, total_bytes=20_000, least_bytes=100)
+    grown, small, gone = Window(2_500), Window(300), Window(2_500)
+    for window in (grown, small, gone):
+        budget.join(window)
+    budget.leave(gone)
+    for _ in range(8):
+        budget.join(None)
+    new = Window(5_000)
+    budget.join(new)
+    assert [1_818, 300, 1_818, 2_500] == [
+        one.congestion_window for one in (grown, small, new, gone)
+    ]
+    budget.set_cap(200)
+    assert [200, 200, 200] == [one.congestion_window for one in (grown, small, new)]
+    budget.set_cap(0)
+    assert [200, 200, 200] == [one.congestion_window for one in (grown, small, new)]
 
 
 def test_windows_of_many_connections_stay_within_the_budget() -> None:
@@ -70,3 +107,19 @@ def test_windows_of_many_connections_stay_within_the_budget() -> None:
         world.run()
         assert 100_000 == world.server.budget.shared.cap_bytes
         assert 33_333 == world.server.budget.lowest_cap_bytes
+
+
+def test_a_connection_without_acknowledgements_makes_room_for_others() -> None:
+    """One that had its whole cap is brought down when others come, whatever its peer does."""
+    options = EndpointOptions(window_cap_bytes=100_000, window_budget_bytes=200_000)
+    with World(options=options) as world:
+        world.add_client(asked_bytes=2**40)
+        sessions = world.server._by_connection
+        while not sessions or window_bytes(next(iter(sessions))) < 100_000:
+            world.loop.turn(most_wait_s=0.05)
+        world.clients[0].receive = lambda now_s: None  # type: ignore[method-assign]
+        for _ in range(5):
+            world.add_client(asked_bytes=1000)
+        while len(sessions) < 6:
+            world.loop.turn(most_wait_s=0.05)
+        assert 33_333 == window_bytes(next(iter(sessions)))

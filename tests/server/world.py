@@ -64,7 +64,7 @@ class Downloader:
         elif isinstance(event, ConnectionTerminated):
             self.is_over = True
 
-    def produce(self, window_bytes: int) -> None:
+    def produce(self, wanted_bytes: int) -> None:
         """Everything was written at once."""
 
 
