@@ -15,7 +15,6 @@ import os
 import platform
 import shlex
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, get_args
 
+from benchmarks import children
 from benchmarks.hits_report import (
     ALL_FOUR,
     FOUR,
@@ -115,8 +115,7 @@ def _measure_costs(tracer: Sequence[str], *, tour_count: int) -> tuple[HitCost, 
     names = tuple(dict.fromkeys(kind.script for kind in KINDS))
     groups = (*((name, (name,)) for name in names), (ALL_FOUR, FOUR))
     least: dict[tuple[str, str], HitCost] = {}
-    with tempfile.TemporaryDirectory(prefix="quiclab-hits-") as name:
-        directory = Path(name)
+    with children.own_folder("hits") as directory:
         provider = load_provider(directory / "provider")
         if provider.path is None:
             raise MachineError(provider.note)
@@ -186,8 +185,7 @@ def _count_hits(tracer: Sequence[str], work: Work, costs: Sequence[HitCost]) -> 
     """
     Move a load with all four scripts attached; some counters count only while one is.
     """
-    with tempfile.TemporaryDirectory(prefix="quiclab-hits-") as name:
-        directory = Path(name)
+    with children.own_folder("hits") as directory:
         words = ("--probe-directory", str(directory / "provider"))
         side = Side(label="all four", kind="ours", words=words)
         with (

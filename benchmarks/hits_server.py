@@ -1,7 +1,7 @@
 """
 What tracing adds to the server's CPU time under a load, measured within one run.
 
-    python -m benchmarks.hits_server TASK     (a Task as JSON; its Windows come back)
+    python -m benchmarks.hits_server FOLDER TASK     (a Task as JSON; its Windows come back)
 
 Hits that are fired one after another find everything in the caches; in a server
 they don't, and what the server does next finds them colder. On a machine whose
@@ -10,13 +10,13 @@ tracers stay attached, the server's sites are taken away and given back every 20
 and a window with them is compared with the two beside it without.
 """
 
+import contextlib
 import json
 import math
 import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -25,9 +25,10 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from benchmarks import children
 from benchmarks.hits_tracing import attached
-from benchmarks.sides import LOAD_CORE, ROOT, SERVER_CORE, Work
-from quiclab.errors import MachineError, RunError
+from benchmarks.sides import LOAD_CORE, SERVER_CORE, Work
+from quiclab.errors import ExitCode, LabError, MachineError, RunError
 from quiclab.trace.script import Script, load_script
 from server.probes import PROBES, load_provider
 from server.settings import parse_settings
@@ -94,18 +95,26 @@ def measure_windows(task: Task) -> Windows:
 
     Raises:
         RunError: It failed; the line says how.
+        MachineError: It cannot be done here.
     """
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.hits_server", json.dumps(asdict(task))],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=_LIMIT_S,
-        check=False,
-    )
-    if done.returncode != 0:
-        raise RunError(f"the traced server failed: {done.stderr.strip()[-300:]}")
-    found = json.loads(done.stdout.splitlines()[-1])
+    with children.own_folder("hits") as directory:
+        words = ["-m", "benchmarks.hits_server", str(directory), json.dumps(asdict(task))]
+        process = children.start(
+            children.python(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        try:
+            said, complaint = process.communicate(timeout=_LIMIT_S)
+        except subprocess.TimeoutExpired as error:
+            raise RunError(f"the traced server has not ended within {_LIMIT_S:.0f} s") from error
+        finally:
+            if process.poll() is None:
+                process.kill()  # and with it the load and the tracers
+                process.communicate()
+    if process.returncode == ExitCode.MACHINE_CANNOT:
+        raise MachineError(complaint.strip()[-300:])
+    if process.returncode != 0:
+        raise RunError(f"the traced server failed: {complaint.strip()[-300:]}")
+    found = json.loads(said.splitlines()[-1])
     return Windows(untraced_ns=found["untraced_ns"], added_ns=tuple(found["added_ns"]))
 
 
@@ -195,7 +204,7 @@ def _serve(task: Task, directory: Path) -> list[tuple[bool, float]]:
     scripts = [load_script(name) for name in task.scripts]
     switch = _Switch(worker, provider.site_addresses, is_upload=task.work.direction == "upload")
     load = [
-        *(sys.executable, "-m", "benchmarks.load", "--ip", ip, "--port", str(port)),
+        *children.python("-m", "benchmarks.load", "--ip", ip, "--port", str(port)),
         *("--server-name", certificate.server_name, "--ca-file", str(directory / "ca.pem")),
         *("--direction", task.work.direction, "--bytes", str(task.work.total_bytes)),
         *("--connections", str(task.work.connection_count)),
@@ -210,13 +219,15 @@ def _serve(task: Task, directory: Path) -> list[tuple[bool, float]]:
         is_on=partial(_are_traced, _mask(scripts)),
         is_off=partial(_are_traced, 0),
     ):
-        driver = threading.Thread(target=_drive, args=(load, worker), daemon=True)
+        said: list[str] = []
+        driver = threading.Thread(target=_drive, args=(load, worker, said), daemon=True)
         os.sched_setaffinity(0, {_core(SERVER_CORE)})
         driver.start()
         worker.loop.call_at(worker.loop.now_s() + _WARM_UP_S, switch.turn)
         worker.run()
         driver.join(_LIMIT_S)
         _native.set_sites(provider.site_addresses)
+    check_load(said)
     return switch.windows
 
 
@@ -225,37 +236,53 @@ def _core(core: int) -> int:
     return usable[core % len(usable)]
 
 
-def _drive(argv: Sequence[str], worker: Worker) -> None:
-    """Run the load, then let the server end."""
+def check_load(said: Sequence[str]) -> None:
+    """
+    Look whether the load did what it was to do, by the lines it said.
+
+    Raises:
+        RunError: A byte was wrong or missing, or it ended early.
+    """
+    events = [json.loads(line) for line in said if line]
+    if [each["event"] for each in events] != ["ready", "done"]:
+        raise RunError(f"the load failed: {events[-1].get('why', 'it ended') if events else '?'}")
+
+
+def _drive(argv: Sequence[str], worker: Worker, said: list[str]) -> None:
+    """Run the load, keep what it says, then let the server end."""
     try:
-        with subprocess.Popen(
-            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
-        ) as load:
+        with children.start(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as load:
             os.sched_setaffinity(load.pid, {_core(LOAD_CORE)})
             assert load.stdin is not None
             assert load.stdout is not None
             for _ in ("ready", "done"):
-                load.stdout.readline()
-                load.stdin.write("\n")
-                load.stdin.flush()
+                said.append(load.stdout.readline())
+                with contextlib.suppress(BrokenPipeError):  # what it said last tells why
+                    load.stdin.write("\n")
+                    load.stdin.flush()
     finally:
         worker.loop.stop()
 
 
-def main() -> None:
+def main() -> int:
     """
-    Do one task.
+    Do one task; the exit code of what went wrong.
     """
-    words = json.loads(sys.argv[1])
+    folder, text = sys.argv[1:]
+    words = json.loads(text)
     task = Task(
         tracer=tuple(words["tracer"]),
         scripts=tuple(words["scripts"]),
         work=Work(**words["work"]),
     )
-    with tempfile.TemporaryDirectory(prefix="quiclab-hits-") as name:
-        windows = _serve(task, Path(name))
-    print(json.dumps(asdict(compare_windows(windows))))
+    try:
+        windows = compare_windows(_serve(task, Path(folder)))
+    except LabError as error:
+        print(error, file=sys.stderr)
+        return int(error.exit_code)
+    print(json.dumps(asdict(windows)))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from benchmarks import children
 from quiclab.errors import MachineError, RunError
 from quiclab.machine.host import find_tracefs
 from quiclab.runner.process import OWN_MOUNTS, TRACER_ENTRY
@@ -97,9 +98,7 @@ def _running(
     output, log = directory / f"{script.stem}.jsonl", directory / f"{script.stem}.log"
     argv = [*tracer, "-f", "json", "-o", str(output), str(script), str(provider_path)]
     with log.open("w") as words:
-        process = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=words, stderr=words, text=True
-        )
+        process = children.start(argv, stdout=words, stderr=words)
     try:
         yield process
         process.send_signal(signal.SIGINT)

@@ -23,14 +23,15 @@ import os
 import platform
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final, Self
 
+from benchmarks import children
 from benchmarks.counting import build_counting
 from benchmarks.instructions_callgrind import CallgrindError, parse_callgrind
 from benchmarks.instructions_cases import CASES, REFERENCE, Case, Done, Work
@@ -42,7 +43,7 @@ from benchmarks.instructions_report import (
     report_case,
 )
 from quiclab.errors import ExitCode, LabError, MachineError, RunError, UsageError
-from quiclab.machine.setup import ROOT, Need, find_program
+from quiclab.machine.setup import Need, find_program
 from server.build import BuildError
 
 __all__ = ["InstructionReport", "measure_instructions", "render_instructions"]
@@ -128,11 +129,13 @@ class _Counting:
 
     def __init__(self, valgrind: str) -> None:
         self._valgrind = valgrind
-        self._folder = tempfile.TemporaryDirectory(prefix="quiclab-instructions-")
+        self._folder = Path()
+        self._undo = ExitStack()
         self._pool = ThreadPoolExecutor(min(_MOST_AT_ONCE, len(os.sched_getaffinity(0))))
         self._processes: list[subprocess.Popen[str]] = []
 
     def __enter__(self) -> Self:
+        self._folder = self._undo.enter_context(children.own_folder("instructions"))
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -140,7 +143,7 @@ class _Counting:
         for process in self._processes:
             process.kill()  # nothing happens to one that has ended
         self._pool.shutdown()
-        self._folder.cleanup()
+        self._undo.close()
 
     def count(self, works: Sequence[Work]) -> Iterator[Counted]:
         """
@@ -152,20 +155,17 @@ class _Counting:
         return self._pool.map(self._count, works, range(len(works)))
 
     def _count(self, work: Work, index: int) -> Counted:
-        output = Path(self._folder.name) / f"{index}.out"
+        output = self._folder / f"{index}.out"
         argv = [
             *(self._valgrind, "--tool=callgrind", "--instr-atstart=no"),
             *("--toggle-collect=counted_measured", f"--callgrind-out-file={output}"),
-            *(sys.executable, "-m", "benchmarks.instructions_work", json.dumps(asdict(work))),
+            *children.python("-m", "benchmarks.instructions_work", json.dumps(asdict(work))),
         ]
-        with subprocess.Popen(
+        with children.start(
             argv,
-            cwd=ROOT,
-            env={**os.environ, "PYTHONHASHSEED": "0"},
-            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
+            environment={"PYTHONHASHSEED": "0"},
         ) as process:
             self._processes.append(process)
             try:

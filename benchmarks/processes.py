@@ -4,21 +4,19 @@ The processes of a measurement: a server under test, the load against it.
 
 import contextlib
 import json
-import os
 import select
-import shutil
 import signal
 import subprocess
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks import children
+from benchmarks.measure import cpu_ns
 from benchmarks.work import Side, Work
 from quiclab.errors import RunError
 from server.control import ControlError, request
 
-ROOT: Final = Path(__file__).resolve().parents[1]
 SERVER_CORE: Final = 0
 LOAD_CORE: Final = 1
 END_TIMEOUT_S: Final = 10.0
@@ -40,6 +38,18 @@ class RunningServer:
             raise RunError(f"the server under test does not start: {error}") from error
         ca_path.write_text(self.description["certificate_pem"])
         self.pids = [int(worker["pid"]) for worker in self.description["workers"]]
+
+    def spent_ns(self) -> list[int]:
+        """
+        Read how long each of its processes has been on a CPU, nanoseconds.
+
+        Raises:
+            RunError: One is gone.
+        """
+        try:
+            return [cpu_ns([pid]) for pid in self.pids]
+        except OSError as error:
+            raise RunError("a process of the server under test is gone") from error
 
     def ask(self, op: str) -> dict[str, Any]:
         """
@@ -85,12 +95,11 @@ def running_server(side: Side, work: Work, directory: Path) -> Iterator[RunningS
     if side.kind == "ours":
         argv += ["--probe-directory", str(directory)]
     with (directory / "server.log").open("w") as log:
-        process = subprocess.Popen(
-            python_command(argv, SERVER_CORE if side.is_pinned else None),
-            stdout=subprocess.DEVNULL,
+        process = children.start(
+            children.python(*argv),
+            core=SERVER_CORE if side.is_pinned else None,
             stderr=log,
-            text=True,
-            cwd=ROOT,
+            environment=children.mark(directory),  # its workers are not this process's children
         )
         try:
             yield RunningServer(process, control_path, directory / "ca.pem")
@@ -116,19 +125,6 @@ def server_words(side: Side, work: Work) -> list[str]:
     return ["-m", "server", "--datagram", datagram, "--verify-content", *side.words]
 
 
-def python_command(words: Sequence[str], core: int | None) -> list[str]:
-    """
-    Run a Python program on a core (None: on any), and end it when this process ends.
-    """
-    argv = [sys.executable, *words]
-    if core is not None:
-        usable = sorted(os.sched_getaffinity(0))
-        argv = ["taskset", "--cpu-list", str(usable[core % len(usable)]), *argv]
-    if shutil.which("setpriv"):
-        argv = ["setpriv", "--pdeathsig", "KILL", *argv]
-    return argv
-
-
 class RunningLoad:
     """
     The load as a process of its own.
@@ -151,7 +147,10 @@ class RunningLoad:
         line = self.process.stdout.readline()
         if not line:
             raise RunError(f"the load ended with {self.process.wait()}")
-        said: dict[str, Any] = json.loads(line)
+        try:
+            said: dict[str, Any] = json.loads(line)
+        except ValueError as error:
+            raise RunError(f"the load says {line.strip()!r:.100}") from error
         if said["event"] != event:
             raise RunError(f"the load failed: {said.get('why', line.strip())}")
         return said
@@ -175,6 +174,24 @@ class RunningLoad:
         self.tell()
         self.hear("closed", timeout_s=END_TIMEOUT_S)
 
+    @contextlib.contextmanager
+    def ended(self) -> Iterator["RunningLoad"]:
+        """
+        Have it ended after the block: by the end of its stdin, else by force.
+
+        Raises:
+            RunError: It did not heed the end of its stdin.
+        """
+        try:
+            yield self
+            self.process.communicate(timeout=END_TIMEOUT_S)
+        except subprocess.TimeoutExpired as error:
+            raise RunError(f"the load has not ended within {END_TIMEOUT_S:.0f} s") from error
+        finally:
+            if self.process.poll() is None:
+                self.process.kill()
+                self.process.communicate()
+
 
 @contextlib.contextmanager
 def running_load(
@@ -190,20 +207,11 @@ def running_load(
         is_held: Whether it waits for a word before it opens the first connections.
     """
     words = [*server.load_words(work), *(["--hold"] if is_held else [])]
-    process = subprocess.Popen(
-        python_command(
-            ["-m", "benchmarks.load", *words],
-            LOAD_CORE if is_pinned else None,
-        ),
+    process = children.start(
+        children.python("-m", "benchmarks.load", *words),
+        core=LOAD_CORE if is_pinned else None,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
     )
-    try:
-        yield RunningLoad(process)
-        process.communicate(timeout=END_TIMEOUT_S)
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.communicate()
+    with RunningLoad(process).ended() as load:
+        yield load

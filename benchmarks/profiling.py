@@ -8,13 +8,11 @@ said. What is sampled is still the server's own work: a stopped server does none
 """
 
 import json
-import os
 import platform
 import secrets
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,6 +24,7 @@ from typing import Any, Final, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict
 
+from benchmarks import children
 from benchmarks.measure import cpu_ns
 from benchmarks.profiling_flame import render_flame_graph
 from benchmarks.profiling_stacks import (
@@ -267,8 +266,7 @@ def _record(
     side = Side(
         label="ours", kind="ours", words=("--queue-send-buffer-size", str(plan.buffer_bytes))
     )
-    with tempfile.TemporaryDirectory(prefix="quiclab-profile-") as name:
-        directory = Path(name)
+    with children.own_folder("profile") as directory:
         terminal.step("profile", "starting server and load", 0.0)
         with _loaded_server(side, plan.work, directory) as server:
             time.sleep(_WARM_UP_S)
@@ -370,21 +368,13 @@ def sample_process(
         MachineError: py-spy may not look into it.
         RunError: It failed otherwise.
     """
-    usable = sorted(os.sched_getaffinity(0))
     argv = [
-        *("taskset", "--cpu-list", str(usable[LOAD_CORE % len(usable)])),
         *(py_spy, "record", "--pid", str(pid), "--native", "--function"),
         *("--format", "raw", "--output", str(output)),
         *("--rate", str(RATE_HZ), "--duration", f"{duration_s:.0f}"),
     ]
     began_s = time.monotonic()
-    with subprocess.Popen(
-        argv,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+    with children.start(argv, core=LOAD_CORE, stderr=subprocess.PIPE) as process:
         try:
             while process.poll() is None:
                 passed_s = time.monotonic() - began_s

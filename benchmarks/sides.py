@@ -5,7 +5,6 @@ One run of one side: a server under test, the load against it, what both cost.
 import contextlib
 import os
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -13,22 +12,21 @@ from typing import Any, Final
 
 import psutil
 
+from benchmarks import children
 from benchmarks.hits_tracing import attached, find_tracer
 from benchmarks.measure import cpu_ns, machine_times
 from benchmarks.processes import (
-    END_TIMEOUT_S,
     LOAD_CORE,
-    ROOT,
     SERVER_CORE,
     RunningLoad,
     RunningServer,
-    python_command,
     running_load,
     running_server,
     server_words,
 )
 from benchmarks.work import Direction, Outcome, Side, SideKind, Work
 from quiclab.errors import MachineError, RunError
+from quiclab.machine.setup import ROOT
 from quiclab.trace.script import Script, load_script
 
 __all__ = [
@@ -140,7 +138,7 @@ def opened_side(side: Side, work: Work) -> Iterator[OpenSide]:
     tracer = find_tracer() if side.is_traced else []
     others = _descendants()
     with contextlib.ExitStack() as stack:
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="quiclab-bench-")))
+        directory = stack.enter_context(children.own_folder("bench"))
         server = stack.enter_context(running_server(side, work, directory))
         load = stack.enter_context(
             running_load(server, work, is_pinned=side.is_pinned, is_held=True)
@@ -205,23 +203,16 @@ def run_floor(work: Work, *, answered_every: float) -> Outcome:
         *("--datagram", str(work.datagram_bytes), "--streams", str(work.stream_count)),
         *("--answered-every", f"{answered_every:.3f}"),
     ]
-    process = subprocess.Popen(
-        python_command(["-m", "benchmarks.floor", *words], SERVER_CORE),
+    process = children.start(
+        children.python("-m", "benchmarks.floor", *words),
+        core=SERVER_CORE,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
     )
-    try:
-        floor = RunningLoad(process)
+    with RunningLoad(process).ended() as floor:
         watch = _Watch([process.pid])
         done = floor.hear("done", timeout_s=_DONE_TIMEOUT_S)
         noise = watch.stop()
-        process.communicate(timeout=END_TIMEOUT_S)
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.communicate()
     server, client = int(done["server_datagrams"]), int(done["client_datagrams"])
     return Outcome(
         total_bytes=int(done["total_bytes"]),
@@ -253,11 +244,11 @@ def _run_open(server: RunningServer, load: RunningLoad, work: Work, pids: Iterab
     outcome = _move(server, load, work, pids)
     load.leave()
     deadline_s = time.monotonic() + _CALM_LIMIT_S
-    spent_ns = cpu_ns(server.pids)
+    spent_ns = sum(server.spent_ns())
     is_calm = False
     while not is_calm and time.monotonic() < deadline_s:
         time.sleep(_CALM_LOOK_S)
-        before_ns, spent_ns = spent_ns, cpu_ns(server.pids)
+        before_ns, spent_ns = spent_ns, sum(server.spent_ns())
         is_calm = spent_ns - before_ns < _CALM_SHARE * _CALM_LOOK_S * 1e9
     return outcome
 
@@ -265,10 +256,10 @@ def _run_open(server: RunningServer, load: RunningLoad, work: Work, pids: Iterab
 def _move(server: RunningServer, load: RunningLoad, work: Work, pids: Iterable[int]) -> Outcome:
     server.ask("reset")
     watch = _Watch(pids)
-    before = [cpu_ns([pid]) for pid in server.pids]
+    before = server.spent_ns()
     load.tell()
     done = load.hear("done", timeout_s=_DONE_TIMEOUT_S)
-    after = [cpu_ns([pid]) for pid in server.pids]
+    after = server.spent_ns()
     noise = watch.stop()
     report = _settled_report(server, work)
     _check(work, done, report)

@@ -5,7 +5,7 @@ benchmarks.hits: kinds of hits cover the scripts, and windows are compared fairl
 import pytest
 
 from benchmarks.hits_report import ALL_FOUR, KINDS, HitCost, kinds_of, weigh
-from benchmarks.hits_server import compare_windows
+from benchmarks.hits_server import check_load, compare_windows
 from quiclab.errors import RunError
 from quiclab.trace.script import find_scripts
 from server.probes import PROBES
@@ -73,3 +73,15 @@ def test_windows_that_were_left_out_are_not_bridged() -> None:
     """Only a window between two without probes counts; too few say nothing."""
     with pytest.raises(RunError, match="too few"):
         compare_windows([(False, 1.0), (True, 2.0), (True, 2.0), (False, 1.0)])
+
+
+def test_windows_of_a_load_that_failed_are_not_taken() -> None:
+    """A wrong byte while probes come and go is told, as in every measurement."""
+    done = '{"event": "done", "bytes": 1}\n'
+    check_load(['{"event": "ready"}\n', done])
+    for said in (
+        ['{"event": "ready"}\n', '{"event": "failed", "why": "byte 7 is wrong"}\n'],
+        ['{"event": "failed", "why": "byte 7 is wrong"}\n', ""],
+    ):
+        with pytest.raises(RunError, match="byte 7 is wrong"):
+            check_load(said)

@@ -4,7 +4,8 @@ One small real run of each kind of side: every byte arrives, and what it cost is
 
 import pytest
 
-from benchmarks.sides import Direction, Side, Work, run_side, server_words
+from benchmarks import children
+from benchmarks.sides import Direction, Side, Work, run_side, running_server, server_words
 from quiclab.errors import RunError
 
 SIDES = [
@@ -97,3 +98,17 @@ def test_both_servers_check_what_is_uploaded(side: Side, expected: list[str]) ->
     """Ours is told to; stock always does."""
     work = Work(direction="upload", total_bytes=1, datagram_bytes=1200)
     assert server_words(side, work) == expected
+
+
+@pytest.mark.slow
+def test_worker_that_vanishes_is_one_line() -> None:
+    """Its figures are gone with it."""
+    work = Work(direction="download", total_bytes=1_000, datagram_bytes=1200)
+    with (
+        children.own_folder("bench") as folder,
+        running_server(SIDES[0], work, folder) as server,
+    ):
+        server.process.kill()
+        server.process.wait()
+        with pytest.raises(RunError, match="gone"):
+            server.spent_ns()
