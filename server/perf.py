@@ -126,11 +126,12 @@ class ContentFeed:
     proportion to the streams that still have something to send.
     """
 
-    __slots__ = ("_backlogs", "_connection", "_streams", "_turns")
+    __slots__ = ("_backlogs", "_connection", "_empty", "_streams", "_turns")
 
     def __init__(self, connection: QuicConnection) -> None:
         self._connection = connection
         self._streams: dict[int, _Content] = {}
+        self._empty: list[int] = []  # streams that get a FIN and nothing else
         self._turns: deque[int] = deque()  # may name streams that have left
         self._backlogs: dict[int, SendBacklog] = {}  # of streams with data waiting in aioquic
 
@@ -149,7 +150,10 @@ class ContentFeed:
             length_bytes: How much content it gets; None when only `finish` or `drop` ends it.
         """
         self._streams[stream_id] = _Content(length_bytes, SendBacklog(self._connection, stream_id))
-        self._turns.append(stream_id)
+        if length_bytes == 0:
+            self._empty.append(stream_id)
+        else:
+            self._turns.append(stream_id)
 
     def drop(self, stream_id: int) -> bool:
         """
@@ -169,6 +173,7 @@ class ContentFeed:
         Forget all streams; their connection is gone.
         """
         self._streams.clear()
+        self._empty.clear()
         self._turns.clear()
         self._backlogs.clear()
 
@@ -184,6 +189,11 @@ class ContentFeed:
         Returns:
             Bytes of content handed over.
         """
+        # A FIN costs nothing and needs no credit, so it waits neither for a turn nor for what
+        # the connection's flow control holds back.
+        for stream_id in self._empty:
+            self.finish(stream_id)
+        self._empty.clear()
         turns = self._turns
         if not turns:
             self._backlogs.clear()
@@ -200,7 +210,7 @@ class ContentFeed:
             if content is None:
                 continue
             room_bytes = min(turn_bytes, content.backlog.room_bytes)
-            if not room_bytes and content.left_bytes != 0:
+            if not room_bytes:
                 stopped_count += 1
                 turns.append(stream_id)
                 continue

@@ -477,6 +477,26 @@ def test_stream_that_its_receiver_stops_does_not_stop_the_others(
     assert stopped.sender._buffer_stop == stopped_bytes
 
 
+def test_empty_answer_ends_while_the_connections_flow_control_is_used_up(
+    certificate: ServerCertificate,
+) -> None:
+    """
+    A FIN needs no credit: whoever waits for an upload's end before reading a download gets it.
+    """
+    session = Session(certificate)
+    session.send(encode_header(ENDLESS))
+    session.pair.run_until(lambda: session.perf.tally.request_count == 1)
+    limit = session.client._local_max_data
+    limit.value = limit.sent = 2**62 - 1  # no MAX_DATA comes any more
+    server = session.pair.server
+    session.pair.run_until(lambda: server._remote_max_data_used == server._remote_max_data)
+    upload_id = session.send(encode_header(0) + content_chunk(0, 5_000).tobytes())
+
+    session.pair.run_until(lambda: session.has_ended(upload_id), turn_limit=200)
+
+    assert session.received(upload_id) == b""
+
+
 def test_connection_that_ends_leaves_nothing_behind(certificate: ServerCertificate) -> None:
     """
     When the peer closes in the middle of an endless answer, all is forgotten.
