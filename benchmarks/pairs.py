@@ -161,9 +161,19 @@ def is_disturbed(run: Noisy) -> bool:
     return run.steal > MOST_STEAL or run.foreign > MOST_FOREIGN
 
 
-def run_until_quiet(run: Callable[[], NoisyT], *, most_tries: int = MOST_TRIES) -> NoisyT:
+def run_until_quiet(
+    run: Callable[[], NoisyT],
+    *,
+    most_tries: int = MOST_TRIES,
+    discard: Callable[[NoisyT], None] = lambda _: None,
+) -> NoisyT:
     """
     Run until nothing disturbed it, a bounded number of times; else the least disturbed.
+
+    Args:
+        run: Makes a run.
+        most_tries: How many at most.
+        discard: Is given each run that is not the result.
     """
     best = run()
     for _ in range(most_tries - 1):
@@ -171,7 +181,8 @@ def run_until_quiet(run: Callable[[], NoisyT], *, most_tries: int = MOST_TRIES) 
             break
         again = run()
         if _noise(again) < _noise(best):
-            best = again
+            best, again = again, best
+        discard(again)
     return best
 
 

@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, Self
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from benchmarks.cases import Case
+from benchmarks.hits_report import HitsReport
 from benchmarks.measure import Calibration
 from benchmarks.pairs import Figure, Order, Spread, Verdict, choose_quiet, is_disturbed
 from benchmarks.sides import Outcome, Side, Work
@@ -90,6 +91,9 @@ class PairResult(_Model):
     b: RunResult
     value: float
     """The comparison's figure for this pair."""
+    discarded_a: tuple[RunResult, ...] = ()
+    discarded_b: tuple[RunResult, ...] = ()
+    """Runs in whose place another was made, since they were disturbed."""
 
     @property
     def is_disturbed(self) -> bool:
@@ -153,7 +157,7 @@ class CaseResult(_Model):
     aim: float | None = None
     verdict: Verdict = ""
     failure: str = ""
-    """Why there is no figure."""
+    """Why there is no figure; pairs that were measured before are kept."""
 
     @classmethod
     def of(cls, case: Case, pairs: Sequence[PairResult], *, failure: str = "") -> Self:
@@ -169,7 +173,7 @@ class CaseResult(_Model):
             "aim": case.goal.aim,
             "failure": failure,
         }
-        if not pairs:
+        if failure or not pairs:
             return cls(**facts)
         counted, is_reliable = choose_quiet([pair.is_disturbed for pair in pairs])
         value = SpreadResult.of([pairs[index].value for index in counted])
@@ -221,8 +225,10 @@ class Document(_Model):
     versions: Mapping[str, str]
     calibration_before: CalibrationFacts
     calibration_after: CalibrationFacts | None
-    """None when the measurement was interrupted."""
+    """None when the measurement was interrupted, or has not ended yet."""
     cases: tuple[CaseResult, ...]
+    hits: HitsReport | None = None
+    """What traced hits cost, when that was asked for."""
 
 
 def render_document(document: Document) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from benchmarks.pairs import Figure, Spread
 from benchmarks.results import CalibrationFacts, CaseResult, RunResult
+from quiclab.wording import render_count
 
 # A core counts as full from here on: ticks and a wake-up now and then make up the rest.
 _FULL: Final = 0.93
@@ -69,7 +70,7 @@ def render_notes(case: CaseResult) -> Iterator[str]:
     """
     if case.failure:
         yield case.failure
-    if not case.pairs:
+    if case.value is None:
         return
     a_runs, b_runs = _sides(case)
     if not case.is_reliable:
@@ -83,6 +84,9 @@ def render_notes(case: CaseResult) -> Iterator[str]:
         )
     elif case.counted_pair_count < len(case.pairs):
         yield f"{len(case.pairs) - case.counted_pair_count} disturbed pairs are left out"
+    repeated_count = sum(len(pair.discarded_a + pair.discarded_b) for pair in case.pairs)
+    if repeated_count:
+        yield f"{render_count(repeated_count, 'run')} more, disturbed and made again"
     if case.figure is Figure.GOODPUT:
         pairs = case.counted_pairs
         grown = Spread.of([pair.b.cpu_s_per_gb / pair.a.cpu_s_per_gb for pair in pairs]).median

@@ -5,6 +5,7 @@ Runs, pairs and documents that were never measured.
 from datetime import UTC, datetime
 
 from benchmarks.cases import Case, Wishes, make_cases
+from benchmarks.hits_report import AddedCost, HitCost, HitsReport, LoadHits
 from benchmarks.results import (
     CalibrationFacts,
     CaseResult,
@@ -73,4 +74,36 @@ def make_document(*cases: CaseResult) -> Document:
         calibration_before=CalibrationFacts(loop_ns=75.0, aead_mb_per_s=1500.0),
         calibration_after=CalibrationFacts(loop_ns=80.0, aead_mb_per_s=1400.0),
         cases=cases,
+    )
+
+
+def make_hits_report() -> HitsReport:
+    """One script, one load."""
+    return HitsReport(
+        bpftrace_version="0.17.0",
+        kernel="6.18.0",
+        architecture="x86_64",
+        costs=(HitCost(script="udp-syscall", name="mmsg start_send", ns=800.0, least_ns=790.0),),
+        loads=(
+            LoadHits(
+                script="udp-syscall",
+                direction="download",
+                datagram_bytes=1200,
+                datagram_count=1000,
+                hit_count=40,
+                hit_ns=32_000.0,
+                total_bytes=1_150_000,
+            ),
+        ),
+        added=(
+            AddedCost(
+                script="udp-syscall",
+                direction="download",
+                datagram_bytes=1200,
+                payload_bytes=1150.0,
+                untraced_ns=20_000.0,
+                added_ns=40.0,
+                error_ns=5.0,
+            ),
+        ),
     )

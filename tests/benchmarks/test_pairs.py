@@ -193,3 +193,11 @@ def test_never_quiet_gives_the_least_disturbed_after_a_bounded_number() -> None:
 def test_pairs_that_count(disturbed: list[bool], expected: tuple[list[int], bool]) -> None:
     """Quiet ones alone when they are half of all; else all, and not to be relied on."""
     assert choose_quiet(disturbed) == expected
+
+
+def test_runs_that_are_not_the_result_are_not_forgotten() -> None:
+    """Each try that another one replaced is handed on."""
+    tries = [Run(steal=0.5), Run(steal=0.1), Run(steal=0.3)]
+    discarded: list[Run] = []
+    assert run_until_quiet(iter(tries).__next__, discard=discarded.append) is tries[1]
+    assert discarded == [tries[0], tries[2]]

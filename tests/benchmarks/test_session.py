@@ -5,16 +5,18 @@ A measurement from end to end, with runs that are told instead of made.
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from benchmarks.measure import Calibration
 from benchmarks.results import DOCUMENT, load_document, render_document
 from benchmarks.session import bench, measure_case, plan_measurement
 from benchmarks.sides import OpenSide, Outcome, Side, Work
 from quiclab.command.words import BenchWords
-from quiclab.errors import ExitCode, UsageError
-from tests.benchmarks.samples import find_case, make_outcome
+from quiclab.errors import ExitCode, MachineError, RunError, UsageError
+from tests.benchmarks.samples import find_case, make_hits_report, make_outcome
 
 
 class Sides:
@@ -88,14 +90,30 @@ def test_progress_is_told_after_every_run_that_counts() -> None:
     "words",
     [
         BenchWords(only=["nonsense"]),
+        BenchWords(only=["hits,nonsense"]),
+        BenchWords(only=[","]),
         BenchWords(pairs="0"),
         BenchWords(pairs="many"),
         BenchWords(datagram="1199"),
         BenchWords(datagram="8973"),
         BenchWords(buffer="8Q"),
         BenchWords(instructions=True, quick=True),
+        BenchWords(instructions=True, datagram="1200"),
+        BenchWords(instructions=True, buffer="8M"),
     ],
-    ids=["only", "no pairs", "pairs", "small", "large", "buffer", "instructions"],
+    ids=[
+        "only",
+        "hits",
+        "comma",
+        "no pairs",
+        "pairs",
+        "small",
+        "large",
+        "buffer",
+        "instructions",
+        "counted size",
+        "counted ring",
+    ],
 )
 def test_wrong_word_is_refused(words: BenchWords) -> None:
     """Before anything begins."""
@@ -153,3 +171,153 @@ def test_measurement_leaves_a_document_and_a_table(
     assert json.loads(said.out) == render_document(document)
     assert [case.name for case in document.cases] == ["probes-off"]
     assert "probes-off: probes off, not traced" in said.err
+
+
+class Quarrel:
+    """Opens sides whose second one fails in its third run."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+        self._count = 0
+
+    @contextmanager
+    def open(self, side: Side, _work: Work) -> Iterator[OpenSide]:
+        """Be a side that may fail."""
+
+        def run(_answered_every: float) -> Outcome:
+            self._count += side.label == "ours"
+            if self._count > 2:
+                raise self._error
+            return make_outcome(cpu_s_per_gb=20.0)
+
+        yield OpenSide(run)
+
+
+@pytest.fixture
+def bare_bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A `bench` that builds and calibrates nothing, in a folder of its own."""
+    monkeypatch.setattr("benchmarks.session.Readiness.prepare_build", lambda _self: None)
+    monkeypatch.setattr("benchmarks.session.check_cores", lambda: None)
+    monkeypatch.setattr("benchmarks.session.children.remove_leftovers", list)
+    calibration = Calibration(loop_ns=75.0, aead_mb_per_s=1500.0)
+    monkeypatch.setattr("benchmarks.session.calibrate", lambda: calibration)
+    return tmp_path / "out"
+
+
+@pytest.mark.parametrize(
+    ("error", "failure", "state"),
+    [
+        (RunError("a byte was wrong"), "a byte was wrong", "done"),
+        (KeyboardInterrupt(), "interrupted", "interrupted"),
+    ],
+    ids=["wrong", "interrupted"],
+)
+def test_pairs_before_a_failure_are_kept(
+    bare_bench: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    failure: str,
+    state: str,
+) -> None:
+    """What was measured is in the document, without a figure made of it."""
+    measure = partial(measure_case, opened=Quarrel(error).open)
+    monkeypatch.setattr("benchmarks.session.measure_case", measure)
+    words = BenchWords(only=["stock-download-1200"], output=str(bare_bench))
+    if isinstance(error, RunError):
+        assert bench(words) is ExitCode.INVALID
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            bench(words)
+    (folder,) = bare_bench.iterdir()
+    document = load_document(folder / DOCUMENT)
+    (case,) = document.cases
+    assert (document.state, case.failure, len(case.pairs), case.value) == (state, failure, 1, None)
+
+
+def test_interruption_before_the_first_pair_leaves_no_folder(
+    bare_bench: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty folder would say nothing."""
+
+    def measure(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("benchmarks.session.measure_case", measure)
+    with pytest.raises(KeyboardInterrupt):
+        bench(BenchWords(only=["workers-2"], output=str(bare_bench)))
+    assert list(bare_bench.iterdir()) == []
+
+
+def test_output_that_is_a_file_is_told_before_anything_is_measured(
+    bare_bench: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not after minutes."""
+    monkeypatch.setattr("benchmarks.session.calibrate", lambda: pytest.fail("it measured"))
+    bare_bench.write_text("")
+    with pytest.raises(UsageError, match="is a file"):
+        bench(BenchWords(output=str(bare_bench)))
+
+
+@pytest.mark.parametrize("name", ["traced-1200", "hits"])
+def test_named_measurement_that_cannot_trace_is_refused_at_once(
+    bare_bench: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """One line, and no folder."""
+    monkeypatch.setattr("benchmarks.session.calibrate", lambda: pytest.fail("it measured"))
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    with pytest.raises(MachineError, match="root"):
+        bench(BenchWords(only=[name], output=str(bare_bench)))
+    assert not bare_bench.exists()
+
+
+def test_instructions_need_one_core_alone(
+    bare_bench: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is counted minds no neighbour."""
+
+    def refuse() -> None:
+        raise MachineError("a measurement needs 2 cores")
+
+    counted: list[BenchWords] = []
+    monkeypatch.setattr("benchmarks.session.check_cores", refuse)
+
+    def count(words: BenchWords, *_: object) -> ExitCode:
+        counted.append(words)
+        return ExitCode.OK
+
+    monkeypatch.setattr("benchmarks.session._count_instructions", count)
+    words = BenchWords(instructions=True, output=str(bare_bench))
+    assert bench(words) is ExitCode.OK
+    assert counted == [words]
+
+
+def test_hits_are_measured_when_named(
+    bare_bench: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Shown, and kept in a document that reads back; a default run leaves them out."""
+    monkeypatch.setattr("benchmarks.session.find_tracer", list)
+    monkeypatch.setattr("benchmarks.session.Readiness.prepare_programs", lambda *_: None)
+    report = make_hits_report()
+    monkeypatch.setattr("benchmarks.hits.measure_hits", lambda **_: report)
+    words = BenchWords(only=["hits"], output=str(bare_bench), json=True)
+    assert bench(words) is ExitCode.OK
+    said = capsys.readouterr()
+    assert "A traced hit" in said.err
+    assert "comparison, A and B" not in said.err
+    (folder,) = bare_bench.iterdir()
+    document = load_document(folder / DOCUMENT)
+    assert (document.hits, document.cases) == (report, ())
+    assert json.loads(said.out) == render_document(document)
+    assert not plan_measurement(BenchWords(), speed=1.0).has_hits
+
+
+def test_plan_lists_hits_among_the_names(capsys: pytest.CaptureFixture[str]) -> None:
+    """With the default words as what can be asked for, by name as what will be done."""
+    bench(BenchWords(plan=True))
+    assert "hits: what a traced hit costs (needs root and bpftrace); only by name" in (
+        capsys.readouterr().out
+    )
+    bench(BenchWords(plan=True, only=["hits"]))
+    said = capsys.readouterr().out
+    assert "only by name" not in said
+    assert "some 2 min" in said
