@@ -19,7 +19,7 @@ from quiclab.containers.engine import Engine
 COURIER: Final = "/opt/quiclab/docker/courier"
 # Output without a terminal comes in frames: stream, three zeros, length (Engine API, attach).
 _FRAME: Final = struct.Struct(">BxxxI")
-_STDOUT, _STDERR = 1, 2
+_STDOUT: Final = 1
 # Beside the time that a question itself may take: an answer is there in 2 ms, and a process
 # that is just starting on a busy machine was seen to take 3 s.
 ERRAND_LIMIT_S: Final = 30.0
@@ -118,26 +118,30 @@ class Courier:
     def _run(self, errand: Mapping[str, Any], *, limit_s: float) -> Mapping[str, Any]:
         try:
             self._stream.send(json.dumps(errand).encode() + b"\n", limit_s=limit_s)
-            line = self._read_line()
-        except (OSError, ValueError) as error:  # the second: the socket was closed
+            done: Mapping[str, Any] = json.loads(self._read_line())
+        except (OSError, ValueError) as error:  # the second: the socket was closed, or no JSON
             raise CourierGoneError(str(error)) from error
-        done: Mapping[str, Any] = json.loads(line)
         return done
 
     def _read_line(self) -> bytes:
         """
-        One line of its stdout; what it writes to stderr can only be its end.
+        One line of its stdout; what it or the engine says elsewhere can only be its end.
         """
-        said = {_STDOUT: self._said, _STDERR: bytearray()}
-        while b"\n" not in self._said:
+        complaint = bytearray()
+        searched_bytes = 0  # a long answer comes in many frames, and is looked through once
+        while (end := self._said.find(b"\n", searched_bytes)) < 0:
+            searched_bytes = len(self._said)
             try:
                 stream, size_bytes = _FRAME.unpack(self._stream.receive(_FRAME.size))
-                said[stream] += self._stream.receive(size_bytes)
+                data = self._stream.receive(size_bytes)
             except CourierGoneError:
-                words = said[_STDERR].decode(errors="replace").strip()
+                words = complaint.decode(errors="replace").strip()
                 raise CourierGoneError(words.rpartition("\n")[2] or "it ended") from None
-        line, _, self._said = self._said.partition(b"\n")
-        return bytes(line)
+            # Besides stderr there is a stream of the engine's own errors.
+            (self._said if stream == _STDOUT else complaint).extend(data)
+        line = bytes(self._said[:end])
+        del self._said[: end + 1]
+        return line
 
     def close(self) -> None:
         """End it."""

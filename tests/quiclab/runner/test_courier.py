@@ -87,3 +87,22 @@ def test_courier_that_ends_says_its_last_words(
     ends[1].shutdown(socket.SHUT_WR)
     with pytest.raises(CourierGoneError, match="NameError: x"):
         courier.read("/file")
+
+
+def test_engines_own_error_is_the_couriers_end(
+    ends: tuple[socket.socket, socket.socket], courier: Courier
+) -> None:
+    """It comes as a third stream."""
+    say(ends[1], frame(3, b"the container is not running\n"))
+    ends[1].shutdown(socket.SHUT_WR)
+    with pytest.raises(CourierGoneError, match="is not running"):
+        courier.read("/file")
+
+
+def test_line_that_is_no_answer_is_the_couriers_end(
+    ends: tuple[socket.socket, socket.socket], courier: Courier
+) -> None:
+    """A courier that speaks otherwise is given up, as one that ended."""
+    say(ends[1], frame(STDOUT, b"Fatal Python error\n"))
+    with pytest.raises(CourierGoneError):
+        courier.read("/file")
