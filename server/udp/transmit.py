@@ -397,6 +397,7 @@ class TxPath:
 
     def _drop(self, first: int, message: Message, name: str) -> None:
         datagrams = message[1]
+        tried_bytes = len(datagrams[0])
         if self._has_refused_trains and len(datagrams) > 1:
             # Only the first of them was tried.
             self.counters.datagram_dropped_count += 1
@@ -407,7 +408,7 @@ class TxPath:
             self._on_degraded(
                 Degradation(
                     what="datagram_size",
-                    reason=f"EMSGSIZE at {len(message[1][0])} bytes",
+                    reason=f"EMSGSIZE at {tried_bytes} bytes",
                     effect="datagrams larger than the path's MTU are lost",
                 )
             )

@@ -152,6 +152,16 @@ def test_a_message_that_can_never_be_sent_does_not_stop_the_ring() -> None:
     assert [one.what for one in degradations] == ["datagram_size"]
 
 
+def test_the_datagram_that_was_too_large_is_the_one_named() -> None:
+    """Of a train that is sent apart, EMSGSIZE costs the first alone, and its size is recorded."""
+    kernel = ScriptedKernel([-errno.EIO, -errno.EMSGSIZE])
+    path, degradations = _make_path(kernel)
+    _write_all(path, [(PEER, [b"a" * 500, b"b" * 40])])
+    assert [one for _, one in kernel.taken] == [b"b" * 40]
+    assert "EMSGSIZE at 500 bytes" == degradations[-1].reason
+    assert (1, 1) == (path.counters.datagram_dropped_count, path.counters.datagram_sent_count)
+
+
 @pytest.mark.parametrize("full", [errno.EAGAIN, errno.ENOBUFS], ids=["EAGAIN", "ENOBUFS"])
 def test_a_full_socket_keeps_everything_for_later(full: Any) -> None:
     """What a full socket refuses stays in order, in the ring and behind it."""
