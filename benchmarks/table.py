@@ -15,52 +15,57 @@ from quiclab.wording import render_count
 
 # A core counts as full from here on: ticks and a wake-up now and then make up the rest.
 _FULL: Final = 0.93
-_TABLE_COLUMNS: Final = 160  # the table takes what it needs and is never wrapped
+_TABLE_COLUMNS: Final = 160  # the table takes what it needs (80) and is never wrapped
 _COLUMNS: Final = (
-    ("comparison, A and B", "left"),
+    ("comparison", "left"),
     ("CPU-s/GB", "right"),
     ("MB/s", "right"),
     ("full core", "left"),
-    ("figure", "right"),
-    ("min … max", "right"),
-    ("at least; aim", "right"),
-    ("reached", "left"),
+    ("figure, min … max", "left"),
+    ("at least; aim", "left"),
 )
 
 
 def render_table(cases: Sequence[CaseResult]) -> list[str]:
     """
-    A row for each comparison; pairs of figures are those of A and B.
+    Three lines for each comparison: its name, A, B.
     """
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for title, justify in _COLUMNS:
         table.add_column(title, justify=justify, no_wrap=True)  # type: ignore[arg-type]
     for case in cases:
-        table.add_row(*render_row(case))
+        for row in render_rows(case):
+            table.add_row(*row)
     out = io.StringIO()
     Console(file=out, width=_TABLE_COLUMNS, color_system=None, highlight=False).print(table)
     return [line.rstrip() for line in out.getvalue().splitlines()]
 
 
-def render_row(case: CaseResult) -> list[str]:
+def render_rows(case: CaseResult) -> list[list[str]]:
     """
-    The cells of one comparison: medians of each side, the figure with its spread, the goal.
+    The cells of one comparison: its name, then medians of each side.
+
+    Beside A stand the figure and its goal, beside B the figure's spread and what was reached.
     """
     if case.value is None:
-        return [case.name, *[""] * 5, render_goal(case), "not measured"]
+        return [[case.name], ["  not measured", *[""] * 4, render_goal(case)]]
     a_runs, b_runs = _sides(case)
     render = case.figure.render
     marks = "" if case.is_reliable else " (disturbed)"
-    fulls = [find_full(a_runs), find_full(b_runs)]
+    spread = f"{render(case.value.least)} … {render(case.value.most)}"
     return [
-        f"{case.name}: {case.a.label}, {case.b.label}",
-        f"{_median(a_runs, 'cpu_s_per_gb'):.2f} {_median(b_runs, 'cpu_s_per_gb'):6.2f}",
-        " ".join(f"{_render_rate(_median(each, 'mb_per_s')):>5}" for each in (a_runs, b_runs)),
-        " ".join(dict.fromkeys(fulls)) if fulls[0] == fulls[1] else ", ".join(fulls),
-        render(case.value.median),
-        f"{render(case.value.least)} … {render(case.value.most)}",
-        render_goal(case),
-        f"{case.verdict}{marks}".strip(),
+        [case.name],
+        [*_render_side(case.a.label, a_runs), render(case.value.median), render_goal(case)],
+        [*_render_side(case.b.label, b_runs), spread, f"{case.verdict}{marks}".strip()],
+    ]
+
+
+def _render_side(label: str, runs: Sequence[RunResult]) -> list[str]:
+    return [
+        f"  {label}",
+        f"{_median(runs, 'cpu_s_per_gb'):.2f}",
+        _render_rate(_median(runs, "mb_per_s")),
+        find_full(runs),
     ]
 
 

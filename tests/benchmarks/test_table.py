@@ -9,39 +9,34 @@ from benchmarks.table import (
     find_full,
     render_calibration,
     render_notes,
-    render_row,
+    render_rows,
     render_table,
 )
 from tests.benchmarks.samples import find_case, make_case_result, make_outcome, make_pair
 
 
-def test_row_shows_both_sides_the_figure_and_the_goal() -> None:
+def test_rows_show_both_sides_the_figure_and_the_goal() -> None:
     """Medians of A and B, the ratio with its ends, what was asked, what was reached."""
-    assert render_row(make_case_result()) == [
-        "stock-download-1200: stock, ours",
-        "60.00  20.00",
-        " 16.7  50.0",
-        "server",
-        "×3.00",
-        "×2.00 … ×4.00",
-        "×2.50; ×3.20",
-        "at least",
+    assert render_rows(make_case_result()) == [
+        ["stock-download-1200"],
+        ["  stock", "60.00", "16.7", "server", "×3.00", "×2.50; ×3.20"],
+        ["  ours", "20.00", "50.0", "server", "×2.00 … ×4.00", "at least"],
     ]
 
 
-def test_row_of_a_disturbed_comparison_says_so() -> None:
+def test_rows_of_a_disturbed_comparison_say_so() -> None:
     """Nobody takes its figure for one that can be relied on."""
-    assert render_row(make_case_result(foreign_ns=3_000_000_000))[-1] == "at least (disturbed)"
+    rows = render_rows(make_case_result(foreign_ns=3_000_000_000))
+    assert rows[-1][-1] == "at least (disturbed)"
 
 
-def test_row_of_a_comparison_that_was_not_measured() -> None:
+def test_rows_of_a_comparison_that_was_not_measured() -> None:
     """It keeps its place and its goal."""
-    row = render_row(CaseResult.of(find_case("workers-2"), [], failure="why"))
-    assert row[0] == "workers-2"
-    assert row[-2:] == ["×1.25", "not measured"]
+    rows = render_rows(CaseResult.of(find_case("workers-2"), [], failure="why"))
+    assert rows == [["workers-2"], ["  not measured", "", "", "", "", "×1.25"]]
 
 
-def test_row_of_the_floor_has_no_goodput() -> None:
+def test_rows_of_the_floor_have_no_goodput() -> None:
     """No clock timed it."""
     floor = make_outcome(cpu_s_per_gb=15.0, seconds=1.0)
     floor = type(floor)(
@@ -53,17 +48,18 @@ def test_row_of_the_floor_has_no_goodput() -> None:
         lasted_s=1.0,
     )
     pairs = [make_pair(floor, make_outcome(), value=0.75)]
-    row = render_row(CaseResult.of(find_case("floor-1200-10"), pairs))
-    assert row[2].split() == ["-", "50.0"]
+    rows = render_rows(CaseResult.of(find_case("floor-1200-10"), pairs))
+    assert ["-", "50.0"] == [row[2] for row in rows[1:]]
 
 
-def test_table_has_a_line_a_comparison_and_no_trailing_blanks() -> None:
-    """Titles first; nothing is wrapped or cut."""
-    lines = render_table([make_case_result(), make_case_result("stock-upload-1200")])
-    assert len(lines) == 3
+def test_table_fits_80_columns_without_trailing_blanks() -> None:
+    """Titles first, three lines a comparison; nothing is wrapped or cut."""
+    lines = render_table([make_case_result(), make_case_result("connections-500")])
+    assert len(lines) == 7
     assert [line for line in lines if line != line.rstrip()] == []
-    assert "…  " not in lines[1].replace("… ", "")
-    assert lines[2].startswith("stock-upload-1200: stock, ours")
+    assert max(map(len, lines)) <= 80
+    assert lines[4:] == [line for line in lines[4:] if "…  " not in line]
+    assert lines[4] == "connections-500"
 
 
 @pytest.mark.parametrize(
