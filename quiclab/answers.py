@@ -75,7 +75,9 @@ class ServerGranted(Answer):
     gro: bool
     mmsg: bool
     datagram_bytes: int
+    datagrams_per_message: int = 1
     window_cap_bytes: int
+    window_budget_bytes: int | None = None
     holdable_bytes: int | None = None
     connection_flow_control_bytes: int | None = None
 

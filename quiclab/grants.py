@@ -116,6 +116,7 @@ def list_windows(
         fix = f"sudo sysctl net.core.rmem_max={asked}" if asked else ""
         granted_bytes = fit_download_window(server, client)
         rows.append(_window("download", asked_bytes, granted_bytes, holder="client", fix=fix))
+        rows += _budget(scenario, server, granted_bytes)
     if scenario.direction != "download":
         buffer = server.granted.socket_receive_buffer
         is_clamped = (buffer.asked_bytes or 0) > buffer.granted_bytes
@@ -128,6 +129,21 @@ def list_windows(
         granted = f"{render_bytes(flow_bytes)} a connection"
         rows.append(Grant(what="server flow control", asked=None, granted=granted))
     return rows
+
+
+def _budget(scenario: Scenario, server: ServerDescription, cap_bytes: int) -> list[Grant]:
+    """What the connections of a worker share, told where that is less than a cap for each."""
+    total_bytes, count = server.granted.window_budget_bytes, scenario.connection_count
+    if not total_bytes or not cap_bytes:
+        return []
+    full_message_bytes = server.granted.datagrams_per_message * server.granted.datagram_bytes
+    share_bytes = max(total_bytes // count, 2 * full_message_bytes)  # as server/window.py shares
+    if share_bytes >= cap_bytes:
+        return []
+    least = "" if scenario.worker_count == 1 else "at least "
+    share = f"{least}{render_bytes(share_bytes)} for each of {count} connections"
+    granted = f"{render_bytes(total_bytes)} a worker, {share}"
+    return [Grant(what="windows of all downloads", asked=None, granted=granted)]
 
 
 def _ask_for_enough(window_bytes: int, connection_count: int) -> str:

@@ -162,6 +162,31 @@ def test_windows_are_told_for_each_direction_that_is_used() -> None:
     } == told
 
 
+@pytest.mark.parametrize(
+    ("connections", "workers", "told"),
+    [
+        (8, 1, None),
+        (64, 1, "20,000,000 B a worker, 312,500 B for each of 64 connections"),
+        (64, 2, "20,000,000 B a worker, at least 312,500 B for each of 64 connections"),
+        (500, 1, "20,000,000 B a worker, 125,608 B for each of 500 connections"),
+    ],
+    ids=["a cap for each", "shared", "shared by workers", "two full messages at least"],
+)
+def test_windows_that_share_a_budget_are_told(
+    connections: int, workers: int, told: str | None
+) -> None:
+    """Where connections have less than their cap, the figure of each stands beside the cap's."""
+    server = make_server(
+        window_cap_bytes=2_500_000,
+        window_budget_bytes=20_000_000,
+        datagrams_per_message=7,
+        datagram_bytes=8972,
+    )
+    scenario = make_scenario(connections=connections, workers=workers)
+    rows = {each.what: each.granted for each in list_windows(scenario, server, make_client())}
+    assert rows.get("windows of all downloads") == told
+
+
 def test_lowered_windows_say_how_to_get_more() -> None:
     """A download needs the sysctl, an upload the server's own option."""
     scenario = make_scenario(direction="both")
