@@ -223,7 +223,7 @@ def main() -> ExitCode:
         return error.exit_code
     print("\n".join(render_instructions(report, top_count=words.top)))
     if words.json is not None:
-        words.json.write_text(report.model_dump_json(indent=2) + "\n")
+        words.json.write_text(report.model_dump_json(indent=2, by_alias=True) + "\n")
     return ExitCode.OK
 
 

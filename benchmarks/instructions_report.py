@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from benchmarks.instructions_callgrind import CallgrindProfile
 from benchmarks.instructions_cases import Case, CodeName, Done
@@ -97,7 +97,11 @@ class InstructionReport(_Model):
         reference: Instructions a packet of aioquic with both ends in memory, one a run.
     """
 
-    schema_number: int = SCHEMA
+    schema_number: int = Field(
+        default=SCHEMA,
+        serialization_alias="schema",
+        validation_alias=AliasChoices("schema", "schema_number"),
+    )
     versions: dict[str, str]
     reference: tuple[float, ...]
     cases: tuple[CaseReport, ...]

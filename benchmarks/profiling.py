@@ -22,7 +22,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from benchmarks import children
 from benchmarks.measure import cpu_ns
@@ -112,7 +112,11 @@ class ShareFacts(_Model):
 class ProfileDocument(_Model):
     """What `profile` leaves besides the stacks and their picture."""
 
-    schema_number: int = SCHEMA
+    schema_number: int = Field(
+        default=SCHEMA,
+        serialization_alias="schema",
+        validation_alias=AliasChoices("schema", "schema_number"),
+    )
     started_at: datetime
     label: str
     asked: Mapping[str, Any]
@@ -185,7 +189,7 @@ def profile(words: ProfileWords) -> ExitCode:
             short_id=secrets.token_hex(2),
         ),
     )
-    value = document.model_dump(mode="json")
+    value = document.model_dump(mode="json", by_alias=True)
     (folder.path / "logs").rmdir()  # no role of this leaves any
     folder.write(STACKS, text)
     folder.write(FLAME_GRAPH, render_flame_graph(samples, title=_render_title(plan)))

@@ -438,7 +438,7 @@ def _count_instructions(words: BenchWords, terminal: Terminal, readiness: Readin
         raise
     finally:
         terminal.end_step()
-    value = report.model_dump(mode="json")
+    value = report.model_dump(mode="json", by_alias=True)
     folder.write_json("instructions.json", value)
     terminal.say([Line("", line, is_preformatted=True) for line in render_instructions(report)])
     terminal.say_folder(folder.path)

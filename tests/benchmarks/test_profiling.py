@@ -175,6 +175,7 @@ def test_profile_of_a_real_server_finds_where_its_time_goes(
     (folder,) = tmp_path.iterdir()
     assert {"flame.svg", "stacks.txt", "profile.json"} == {each.name for each in folder.iterdir()}
     document = json.loads((folder / "profile.json").read_text())
+    assert document["schema"] == 1
     assert document["sample_count"] == parse_stacks((folder / "stacks.txt").read_text()).count
     shares = {each["name"]: each["share"] for each in document["layers"]}
     assert shares[Layer.BUILDING] + shares[Layer.CRYPTO] > 0.3
