@@ -316,6 +316,8 @@ class Endpoint:
                 message_count -= 1
             else:
                 session.is_ready = False
+                # Connection IDs that it has just told the peer of may come in the next datagram.
+                self._drain_events(session, now_s)
                 self._settle(session)
 
     def _prepare(self, session: Session, now_s: float) -> bool:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -43,6 +44,9 @@ def test_children_die_with_a_killed_measurement() -> None:
     with children.start(children.python("-c", program), stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         child = psutil.Process(int(process.stdout.readline()))
+        deadline_s = time.monotonic() + 10
+        while "setpriv" in child.cmdline()[0] and time.monotonic() < deadline_s:
+            time.sleep(0.01)  # it has not said yet what is to end it
         process.kill()
     child.wait(10)
 

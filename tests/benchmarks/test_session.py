@@ -170,7 +170,7 @@ def test_measurement_leaves_a_document_and_a_table(
     document = load_document(folder / DOCUMENT)
     assert json.loads(said.out) == render_document(document)
     assert [case.name for case in document.cases] == ["probes-off"]
-    assert "probes-off: probes off, not traced" in said.err
+    assert "probes-off\n  probes off  " in said.err
 
 
 class Quarrel:

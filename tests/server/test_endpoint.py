@@ -4,6 +4,7 @@ server.endpoint: connections over real sockets, the ring that paces them, and ru
 
 import errno
 import os
+import select
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -176,17 +177,27 @@ def test_a_full_window_does_not_keep_another_paths_challenge_waiting() -> None:
     """A peer that tries another address is answered in the turn in which it asks."""
     with World() as world, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
         other.bind(("127.0.0.1", 0))
-        other.settimeout(0)
+        other.settimeout(5)  # the kernel may deliver a moment later
         session = _fill_window(world)
         client = world.applications[0].connection
         path = QuicNetworkPath(addr=world.server.udp.address)
         path.peer_cid = client._peer_cid_available.pop(0)
         ((datagram, _),) = client._send_probing_frames(network_path=path, now=world.loop.now_s())
         other.sendto(datagram, world.server.udp.address)
+        select.select([world.server], [], [], 5)
         world.server.receive(world.loop.now_s())
         world.server.transmit(world.loop.now_s())
         assert session.is_blocked
         assert len(other.recv(2000)) >= 1200
+
+
+def test_a_connection_id_is_known_as_soon_as_the_peer_is_told_of_it() -> None:
+    """The next datagram may carry it, from wherever it comes."""
+    with World() as world:
+        session = _fill_window(world)
+        issued = {each.cid for each in session.connection._host_cids}
+        assert len(issued) > 2
+        assert issued <= set(world.server._intake.sessions)
 
 
 def test_a_full_window_does_not_keep_the_handshake_waiting() -> None:
