@@ -190,7 +190,8 @@ class RunningLoad:
         finally:
             if self.process.poll() is None:
                 self.process.kill()
-                self.process.communicate()
+            with contextlib.suppress(BrokenPipeError), self.process:
+                pass  # its pipes are closed, also where it has ended by itself
 
 
 @contextlib.contextmanager

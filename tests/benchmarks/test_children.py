@@ -97,3 +97,16 @@ def test_load_that_says_something_else_is_no_fault_of_ours() -> None:
     process = children.start(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     with pytest.raises(RunError, match="hm"), RunningLoad(process).ended() as load:
         load.hear("ready", timeout_s=20)
+
+
+def test_pipes_of_a_load_that_ended_by_itself_are_closed() -> None:
+    """Many runs in a row must not collect descriptors."""
+    argv = [sys.executable, "-c", ""]
+    process = children.start(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process.wait(20)
+    with pytest.raises(RunError), RunningLoad(process).ended() as load:
+        load.hear("ready", timeout_s=20)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stdin.closed
+    assert process.stdout.closed
