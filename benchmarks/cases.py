@@ -91,8 +91,7 @@ def make_cases(wishes: Wishes) -> tuple[Case, ...]:
         *_floor_cases(),
         *_probe_cases(),
         _workers_case(),
-        *_connection_cases(),
-        *_stream_cases(),
+        *_growth_cases(),
     )
     return tuple(_apply(case, wishes) for case in cases)
 
@@ -288,34 +287,20 @@ def _workers_case() -> Case:
     )
 
 
-def _connection_cases() -> list[Case]:
+def _growth_cases() -> list[Case]:
     work = _work("download", SMALL_BYTES)
+    grown = [("connection", count, replace(work, connection_count=count)) for count in (8, 64, 500)]
+    grown += [("stream", count, replace(work, stream_count=count)) for count in (16, 100)]
     return [
         Case(
-            name=f"connections-{count}",
-            question=f"{count} connections against 1, total goodput",
-            a=replace(_OURS, label="1 connection"),
-            b=replace(_OURS, label=f"{count} connections"),
+            name=f"{noun}s-{count}",
+            question=f"{count} {noun}s against 1, total goodput",
+            a=replace(_OURS, label=f"1 {noun}"),
+            b=replace(_OURS, label=f"{count} {noun}s"),
             a_work=work,
-            b_work=replace(work, connection_count=count),
+            b_work=b_work,
             figure=Figure.GOODPUT,
-            goal=Goal(0.8, 0.95) if count == 64 else NO_GOAL,
+            goal=Goal(0.8, 0.95) if (noun, count) == ("connection", 64) else NO_GOAL,
         )
-        for count in (8, 64, 500)
-    ]
-
-
-def _stream_cases() -> list[Case]:
-    work = _work("download", SMALL_BYTES)
-    return [
-        Case(
-            name=f"streams-{count}",
-            question=f"{count} streams on a connection against 1, total goodput",
-            a=replace(_OURS, label="1 stream"),
-            b=replace(_OURS, label=f"{count} streams"),
-            a_work=work,
-            b_work=replace(work, stream_count=count),
-            figure=Figure.GOODPUT,
-        )
-        for count in (16, 100)
+        for noun, count, b_work in grown
     ]

@@ -39,10 +39,16 @@ from benchmarks.hits_report import (
     weigh,
 )
 from benchmarks.hits_server import Task, measure_windows
-from benchmarks.hits_tracing import ask_version, attached, find_tracer
+from benchmarks.hits_tracing import (
+    are_traced,
+    ask_version,
+    attached,
+    find_tracer,
+    probe_mask,
+)
 from benchmarks.sides import Direction, RunningServer, Side, Work, run_load, running_server
 from quiclab.errors import LabError, MachineError
-from quiclab.trace.script import Script, load_script
+from quiclab.trace.script import load_script
 from server.probes import PROBES, RING_PRODUCER_ACQUIRE, load_provider
 from server.udp import _native
 
@@ -127,23 +133,14 @@ def _measure_costs(tracer: Sequence[str], *, tour_count: int) -> tuple[HitCost, 
                 [script.path for script in found],
                 provider.path,
                 directory,
-                is_on=partial(_are_traced, _mask(found)),
-                is_off=partial(_are_traced, 0),
+                is_on=partial(are_traced, probe_mask(found)),
+                is_off=partial(are_traced, 0),
             ):
                 for cost in map(partial(_measure_kind, label), kinds_of(label)):
                     key = label, cost.name
                     least[key] = min(least.get(key, cost), cost, key=lambda each: each.ns)
         _native.set_sites([0] * len(PROBES))
     return tuple(least.values())
-
-
-def _mask(scripts: Sequence[Script]) -> int:
-    traced = {name for script in scripts for name in script.server_probe_names}
-    return sum(1 << index for index, probe in enumerate(PROBES) if probe.name in traced)
-
-
-def _are_traced(mask: int) -> bool:
-    return _native.listening() == mask
 
 
 def _measure_kind(script: str, kind: HitKind) -> HitCost:

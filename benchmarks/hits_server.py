@@ -26,11 +26,11 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks import children
-from benchmarks.hits_tracing import attached
+from benchmarks.hits_tracing import are_traced, attached, probe_mask
 from benchmarks.sides import LOAD_CORE, SERVER_CORE, Work
 from quiclab.errors import ExitCode, LabError, MachineError, RunError
-from quiclab.trace.script import Script, load_script
-from server.probes import PROBES, load_provider
+from quiclab.trace.script import load_script
+from server.probes import load_provider
 from server.settings import parse_settings
 from server.starting import find_certificate, open_sockets
 from server.udp import _native
@@ -175,15 +175,6 @@ def compare_windows(windows: Sequence[tuple[bool, float]]) -> Windows:
     )
 
 
-def _mask(scripts: Sequence[Script]) -> int:
-    traced = {name for script in scripts for name in script.server_probe_names}
-    return sum(1 << index for index, probe in enumerate(PROBES) if probe.name in traced)
-
-
-def _are_traced(mask: int) -> bool:
-    return _native.listening() == mask
-
-
 def _serve(task: Task, directory: Path) -> list[tuple[bool, float]]:
     """
     Serve the load in this thread, tracers around it.
@@ -216,8 +207,8 @@ def _serve(task: Task, directory: Path) -> list[tuple[bool, float]]:
         [script.path for script in scripts],
         provider.path,
         directory,
-        is_on=partial(_are_traced, _mask(scripts)),
-        is_off=partial(_are_traced, 0),
+        is_on=partial(are_traced, probe_mask(scripts)),
+        is_off=partial(are_traced, 0),
     ):
         said: list[str] = []
         driver = threading.Thread(target=_drive, args=(load, worker, said), daemon=True)

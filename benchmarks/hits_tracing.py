@@ -17,6 +17,9 @@ from benchmarks import children
 from quiclab.errors import MachineError, RunError
 from quiclab.machine.host import find_tracefs
 from quiclab.runner.process import OWN_MOUNTS, TRACER_ENTRY
+from quiclab.trace.script import Script
+from server.probes import PROBES
+from server.udp import _native
 
 _ATTACH_LIMIT_S: Final = 30.0
 _STOP_LIMIT_S: Final = 5.0  # bpftrace 0.17 misses a SIGINT now and then, and heeds SIGTERM alike
@@ -127,3 +130,18 @@ def _wait(
         if time.monotonic() > deadline_s:
             raise RunError(f"the probes were not {what} within {_ATTACH_LIMIT_S:.0f} s")
         time.sleep(_LOOK_S)
+
+
+def probe_mask(scripts: Sequence[Script]) -> int:
+    """
+    The probes that scripts listen to, as `_native.listening` tells them: bit n is probe n.
+    """
+    traced = {name for script in scripts for name in script.server_probe_names}
+    return sum(1 << index for index, probe in enumerate(PROBES) if probe.name in traced)
+
+
+def are_traced(mask: int) -> bool:
+    """
+    Whether just these probes are listened to in this process now.
+    """
+    return _native.listening() == mask
