@@ -152,7 +152,8 @@ class Manifest(BaseModel):
     """Seconds spent in each phase of the run, in their order, which add up to the total; of
     what came before it under "start" (interpreter, imports) and "set-up" (engine, image)."""
     timing: Timing | None = None
-    socket_drops: Mapping[str, Any] = Field(default_factory=dict)
+    costs: Mapping[str, Any] = Field(default_factory=dict)
+    """CPU time, BPF programs, sockets before and after the load (quiclab/runner/reading.py)."""
     verdict: Verdict | None = None
 
 

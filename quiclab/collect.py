@@ -47,8 +47,8 @@ def collect(place: Place, evidence: Evidence, clock: Clock) -> None:
         with attempt(evidence, "the server's counters"):
             settle(place, evidence, clock, within_s=EARLY_SETTLE_S)
     if evidence.is_load_started:
-        with attempt(evidence, "socket drops"):
-            evidence.socket_drops = place.socket_drops()
+        with attempt(evidence, "what the run cost"):
+            evidence.costs_after = place.read_costs()
     ask_tracers_to_end(place, evidence)
     # bpftrace takes half a second and more to detach; what the client left is fetched meanwhile.
     _fetch_client_result(place, evidence)

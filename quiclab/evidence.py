@@ -4,11 +4,11 @@ What a run has measured so far. The main path fills it, the verdict reads it.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from quiclab.answers import ClientDescription, ClientResult, CounterReport, ServerDescription
 from quiclab.grants import Grant
 from quiclab.runner.base import PlaceFacts
+from quiclab.runner.reading import Reading
 from quiclab.scenario import Scenario
 from quiclab.trace.events import Trace
 from quiclab.trace.script import Script
@@ -59,7 +59,10 @@ class Evidence:
     """Probes that a worker itself saw nobody trace when the load began."""
     counters: CounterReport | None = None
     client_result: ClientResult | None = None
-    socket_drops: Mapping[str, Any] = field(default_factory=dict)
+    costs_before: Reading | None = None
+    """What the kernel said when the load was about to begin."""
+    costs_after: Reading | None = None
+    """The same when nothing moved any more."""
     roles: dict[str, RoleEvidence] = field(default_factory=dict)
     is_load_started: bool = False
     is_load_complete: bool = False
@@ -69,3 +72,11 @@ class Evidence:
     """The signal that ended it, or ""."""
     missing: list[str] = field(default_factory=list)
     """What could not be collected, one line each."""
+
+    @property
+    def server_drop_count(self) -> int:
+        """Datagrams that the kernel dropped at the server's full sockets during the load."""
+        before, after = self.costs_before, self.costs_after
+        if after is None:
+            return 0
+        return after.server_drop_count - (0 if before is None else before.server_drop_count)

@@ -311,6 +311,7 @@ class _Run:
         self._record.begin(Phase.LOAD)
         self._record.note("load", render_load(self._scenario))
         self._evidence.untraced = self._zero_counters(place)
+        self._evidence.costs_before = place.read_costs()
         self._evidence.is_load_started = True
         self._ask(place, CLIENT, "start")
         with self._interrupts.allowed():

@@ -6,6 +6,7 @@ import hashlib
 import secrets
 import string
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -225,7 +226,13 @@ class Record:
             git=self._git,
             durations_s=self.durations_s,
             timing=None if state == "running" else self._time(),
-            socket_drops=evidence.socket_drops,
+            costs={
+                name: None if reading is None else asdict(reading)
+                for name, reading in (
+                    ("before", evidence.costs_before),
+                    ("after", evidence.costs_after),
+                )
+            },
             verdict=verdict,
         )
 

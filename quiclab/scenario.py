@@ -26,6 +26,7 @@ OPEN_STREAM_LIMIT = 100
 
 Direction = Literal["download", "upload", "both"]
 RunnerName = Literal["auto", "docker", "local"]
+TracerName = Literal["bpftrace", "in-process", "auto", "none"]
 
 
 class Scenario(BaseModel):
@@ -59,6 +60,10 @@ class Scenario(BaseModel):
     worker_count: int = Field(default=1, alias="workers", ge=1, le=LARGEST_WORKER_COUNT)
     is_content_verified: bool = Field(default=False, alias="verify-content")
     runner: RunnerName = "auto"
+    tracer: TracerName = "bpftrace"
+    """Who fills the maps; "none": nobody, as in the untraced twin of `--overhead`."""
+    is_verified: bool = Field(default=False, alias="verify")
+    """The in-process recorder fills the same maps beside bpftrace, and both are compared."""
     label: str = ""
     map_key_limit: int | None = Field(default=None, alias="map-keys", gt=0)
     """BPFTRACE_MAP_KEYS_MAX for the tracers; None leaves bpftrace's own default (4096)."""
@@ -89,6 +94,15 @@ class Scenario(BaseModel):
                 f"--datagram {self.datagram_bytes} does not fit; write "
                 f"{SMALLEST_DATAGRAM_BYTES} (RFC 9000, Section 14) to {carried_bytes} "
                 f"(--max-mtu {self.max_mtu_bytes} less {IPV4_OVERHEAD_BYTES} bytes of headers)"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_somebody_is_verified(self) -> Self:
+        if self.is_verified and self.tracer in {"in-process", "none"}:
+            raise UsageError(
+                f"--verify compares bpftrace with the in-process recorder, and --tracer "
+                f"{self.tracer} leaves bpftrace out; give one of the two"
             )
         return self
 

@@ -347,7 +347,7 @@ def _bad_exits(evidence: Evidence) -> Iterator[str]:
 
 
 def _server_drops(evidence: Evidence) -> Iterator[str]:
-    count = evidence.socket_drops.get("server_drop_count")
+    count = evidence.server_drop_count
     if count:
         yield f"the kernel dropped {count:,} datagrams at the server's full receive buffer"
 

@@ -14,13 +14,25 @@ from pydantic import ValidationError
 from quiclab.command.cli import render_choice
 from quiclab.command.words import DEFAULT_SCRIPT, TraceWords
 from quiclab.errors import UsageError
-from quiclab.scenario import Direction, RunnerName, Scenario
+from quiclab.scenario import Direction, RunnerName, Scenario, TracerName
 from quiclab.units import parse_count, parse_duration, parse_size
 
 _SIZES = ("rx_buffer", "socket_buffer", "max_mtu", "datagram", "bytes")
 _COUNTS = ("max_segments", "connections", "streams", "workers", "map_keys")
-_CHOICES = {"direction": get_args(Direction), "runner": get_args(RunnerName)}
-_AS_THEY_ARE = ("gso", "gro", "verify_content", "privileged", "host_headers", "label")
+_CHOICES = {
+    "direction": get_args(Direction),
+    "runner": get_args(RunnerName),
+    "tracer": get_args(TracerName),
+}
+_AS_THEY_ARE = (
+    "gso",
+    "gro",
+    "verify_content",
+    "verify",
+    "privileged",
+    "host_headers",
+    "label",
+)
 
 
 def plan_scenarios(words: TraceWords) -> list[Scenario]:

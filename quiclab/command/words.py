@@ -62,6 +62,17 @@ class TraceWords:
     host_headers: bool = option(
         "show the tracer's container the kernel headers of the engine's host", default=False
     )
+    tracer: str = option(
+        "bpftrace, in-process (the server's own recorder), auto (in-process where bpftrace cannot "
+        "be used) or none (default bpftrace)"
+    )
+    verify: bool = option(
+        "let the in-process recorder fill the same maps, and compare them", default=False
+    )
+    overhead: bool = option(
+        "measure what tracing costs: untraced twins around traced runs", default=False
+    )
+    repeat: str = option("with --overhead: how many times untraced, traced, traced, untraced")
     runner: str = option("auto, docker or local (default auto)")
     output: str = option("parent folder of the run folders (default artifacts)")
     label: str = option("a name for people, kept in the manifest")

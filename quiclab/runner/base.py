@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from quiclab.errors import RunError
+from quiclab.runner.reading import Reading
 
 RoleT = TypeVar("RoleT")
 
@@ -142,11 +143,11 @@ class Place(Protocol):
     def uptime_s(self, role: str) -> float:
         """Seconds since the role started, until now or until its end."""
 
-    def socket_drops(self) -> Mapping[str, Any]:
+    def read_costs(self) -> Reading:
         """
-        Kernel drop counters of the server's network namespace (/proc/net/udp and snmp).
+        Look at what the roles cost and what the server's sockets lost so far.
 
-        Made by `quiclab.runner.drops.summarize_drops`. Called while the server runs.
+        Called while the server runs, twice: before the load and after it.
         """
 
 

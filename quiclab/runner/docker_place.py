@@ -27,7 +27,8 @@ from quiclab.containers.image import Image
 from quiclab.errors import MachineError, RunError
 from quiclab.runner.base import CLIENT, SERVER, TRACER, PlaceFacts
 from quiclab.runner.container import Container, Words
-from quiclab.runner.drops import parse_udp_counters, parse_udp_sockets, summarize_drops
+from quiclab.runner.drops import DOCKER_RESOLVER, parse_udp_counters, parse_udp_sockets
+from quiclab.runner.reading import Reading
 
 RUN_LABEL = "quiclab"
 HOST_LABEL = "quiclab.host"
@@ -245,10 +246,15 @@ class DockerPlace:
         """By the engine's own times once it ended."""
         return self._role(role).uptime_s()
 
-    def socket_drops(self) -> Mapping[str, Any]:
+    def read_costs(self) -> Reading:
         """Read in the server's network namespace, which nobody else uses."""
         udp, udp6, snmp = (self._read_net(name) for name in ("udp", "udp6", "snmp"))
-        return summarize_drops(parse_udp_sockets(udp + udp6), parse_udp_counters(snmp))
+        sockets = parse_udp_sockets(udp + udp6)
+        return Reading(
+            at_s=time.monotonic(),
+            sockets=[each for each in sockets if each.address != DOCKER_RESOLVER],
+            udp_counts=parse_udp_counters(snmp),
+        )
 
     def _read_net(self, name: str) -> str:
         try:

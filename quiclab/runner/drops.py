@@ -7,9 +7,7 @@ still runs. It counts what RcvbufErrors counts for the whole network namespace.
 
 import ipaddress
 import struct
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 # What lists a name server on this address is Docker's own resolver, in each of its networks.
 DOCKER_RESOLVER = "127.0.0.11"
@@ -69,40 +67,3 @@ def parse_udp_counters(text: str) -> dict[str, int]:
     if len(lines) != 2:  # noqa: PLR2004  names and figures
         return {}
     return {name: int(figure) for name, figure in zip(*lines, strict=False)}
-
-
-def count_drops(sockets: Sequence[UdpSocket], *, port: int | None = None) -> int:
-    """
-    Add up what sockets lost, Docker's resolver left out.
-
-    Args:
-        sockets: Of one network namespace.
-        port: Count this port alone, for a namespace that others use too.
-    """
-    return sum(
-        entry.drop_count
-        for entry in sockets
-        if entry.address != DOCKER_RESOLVER and port in {None, entry.port}
-    )
-
-
-def summarize_drops(
-    sockets: Sequence[UdpSocket],
-    counters: Mapping[str, int],
-    *,
-    is_servers: Callable[[UdpSocket], bool] = lambda entry: entry.address != DOCKER_RESOLVER,
-) -> dict[str, Any]:
-    """
-    Make what `Place.socket_drops` answers; the verdict reads `server_drop_count`.
-
-    Args:
-        sockets: All UDP sockets that the server's network namespace shows.
-        counters: The namespace's own counters.
-        is_servers: Tells the server's sockets from others.
-    """
-    own = [entry for entry in sockets if is_servers(entry)]
-    return {
-        "server_drop_count": count_drops(own),
-        "sockets": [asdict(entry) for entry in own],
-        "namespace_udp": dict(counters),
-    }

@@ -21,8 +21,9 @@ from quiclab.clock import FakeClock
 from quiclab.errors import MachineError, RoleExitedError, RunError
 from quiclab.observer import Phase
 from quiclab.runner.base import CLIENT, SERVER, TRACER, PlaceFacts, find_started
-from quiclab.runner.drops import UdpSocket, summarize_drops
+from quiclab.runner.drops import UdpSocket
 from quiclab.runner.faults import Faults
+from quiclab.runner.reading import Reading
 from server.probes import PROBES
 
 RECORDINGS: Final = Path(__file__).parent / "recordings"
@@ -254,10 +255,11 @@ class FakePlace:
         started = find_started(self._roles, role)
         return min(self._clock.now_s(), started.ends_s) - started.started_s
 
-    def socket_drops(self) -> Mapping[str, Any]:
-        """As many drops as told."""
-        drop_count = self._faults.dropped_datagram_count
-        return summarize_drops([UdpSocket("127.0.0.1", 4433, drop_count)], {})
+    def read_costs(self) -> Reading:
+        """As many drops as told, once the load has begun."""
+        has_begun = self._phase in {Phase.LOAD, Phase.SETTLE, Phase.COLLECT}
+        drop_count = self._faults.dropped_datagram_count if has_begun else 0
+        return Reading(at_s=self._clock.now_s(), sockets=[UdpSocket("127.0.0.1", 4433, drop_count)])
 
     def end_all(self) -> None:
         """End every role."""

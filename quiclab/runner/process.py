@@ -32,7 +32,8 @@ from quiclab import leftovers
 from quiclab.errors import MachineError, RoleExitedError, RunError
 from quiclab.machine.host import detect_features
 from quiclab.runner.base import SERVER, PlaceFacts, find_started
-from quiclab.runner.drops import parse_udp_counters, parse_udp_sockets, summarize_drops
+from quiclab.runner.drops import parse_udp_counters, parse_udp_sockets
+from quiclab.runner.reading import Reading
 from quiclab.runner.words import find_last_words
 
 PROJECT: Final = Path(__file__).resolve().parents[2]
@@ -125,7 +126,6 @@ class ProcessPlace:
         self._directory = directory
         self._record = record
         self._roles: dict[str, _Role] = {}
-        self._namespace_before = parse_udp_counters(_read("/proc/net/snmp"))
         self._bpftrace = _find_bpftrace()
         self._has_tracefs = detect_features().is_tracefs_mounted
         version = _ask_version(self._bpftrace)
@@ -275,12 +275,9 @@ class ProcessPlace:
         started = find_started(self._roles, role)
         return (started.ended_s or time.monotonic()) - started.started_s
 
-    def socket_drops(self) -> Mapping[str, Any]:
+    def read_costs(self) -> Reading:
         """
-        Drop counters of the server's sockets, found through its open files.
-
-        The machine's network namespace is shared, so its own counters are
-        given as what they grew by since the place was opened.
+        Read the server's sockets, found through its open files.
         """
         inodes = _socket_inodes(find_started(self._roles, SERVER).process.pid)
         sockets = [
@@ -288,11 +285,12 @@ class ProcessPlace:
             for table in ("/proc/net/udp", "/proc/net/udp6")
             for udp_socket in parse_udp_sockets(_read(table))
         ]
-        grown = {
-            name: figure - self._namespace_before.get(name, 0)
-            for name, figure in parse_udp_counters(_read("/proc/net/snmp")).items()
-        }
-        return summarize_drops(sockets, grown, is_servers=lambda s: s.inode in inodes)
+        return Reading(
+            at_s=time.monotonic(),
+            sockets=[each for each in sockets if each.inode in inodes],
+            udp_counts=parse_udp_counters(_read("/proc/net/snmp")),
+            is_namespace_shared=True,
+        )
 
     def end_all(self) -> None:
         """

@@ -11,7 +11,9 @@ from quiclab.answers import ClientResult, CounterReport
 from quiclab.errors import ExitCode
 from quiclab.evidence import Evidence, RoleEvidence, TracerEvidence
 from quiclab.grants import Grant
+from quiclab.runner.drops import UdpSocket
 from quiclab.runner.fake import RECORDINGS, load_recording
+from quiclab.runner.reading import Reading
 from quiclab.scenario import Scenario
 from quiclab.trace.ndjson import parse_trace
 from quiclab.trace.script import load_script
@@ -97,7 +99,7 @@ def test_ok_says_what_it_rests_on() -> None:
 def test_worst_finding_makes_the_word_and_the_summary() -> None:
     """Invalid outweighs degraded outweighs notes; the summary tells the worst and how many."""
     evidence = make_evidence()
-    evidence.socket_drops = {"server_drop_count": 7}
+    evidence.costs_after = Reading(at_s=1.0, sockets=[UdpSocket("::", 4433, 7)])
     evidence.failure = "server exited 137 after 3.1 s"
     evidence.grants = [Grant(what="x", asked="2", granted="1", is_short=True)]
     verdict = judge(evidence)
@@ -117,7 +119,7 @@ def test_a_cut_off_trace_is_not_said_to_hold_nothing() -> None:
 def test_degraded_run_has_its_own_exit_code() -> None:
     """A reservation is exit code 6."""
     evidence = make_evidence()
-    evidence.socket_drops = {"server_drop_count": 7}
+    evidence.costs_after = Reading(at_s=1.0, sockets=[UdpSocket("::", 4433, 7)])
     verdict = judge(evidence)
     assert ("degraded", ExitCode.DEGRADED) == (verdict.word, verdict.exit_code)
 
@@ -231,7 +233,7 @@ def _complain(evidence: Evidence) -> None:
 
 
 def _drop(evidence: Evidence) -> None:
-    evidence.socket_drops = {"server_drop_count": 1234}
+    evidence.costs_after = Reading(at_s=1.0, sockets=[UdpSocket("::", 4433, 1234)])
 
 
 def _degrade(evidence: Evidence) -> None:

@@ -47,6 +47,8 @@ def test_every_value_lands_in_its_field() -> None:
         map_keys="8192",
         privileged=True,
         host_headers=True,
+        tracer="auto",
+        verify=True,
         runner="local",
         label="a name",
     )
@@ -70,6 +72,8 @@ def test_every_value_lands_in_its_field() -> None:
         "map-keys": 8192,
         "privileged": True,
         "host-headers": True,
+        "tracer": "auto",
+        "verify": True,
         "runner": "local",
         "label": "a name",
     }

@@ -81,7 +81,7 @@ class PlaceContract(ABC):
             assert place.exit_status(SERVER) is None
             assert "listening" == json.loads(place.output(SERVER)[0].splitlines()[0])["event"]
             assert CounterReport.read(place.request(SERVER, "report")).is_settled
-            assert 0 == place.socket_drops()["server_drop_count"]
+            assert 0 == place.read_costs().server_drop_count
             with pytest.raises(TimeoutError):
                 place.wait(SERVER, timeout_s=0.1)
             place.write(SERVER, "late", b"1")
