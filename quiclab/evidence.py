@@ -10,8 +10,8 @@ from quiclab.grants import Grant
 from quiclab.runner.base import PlaceFacts
 from quiclab.runner.reading import Reading
 from quiclab.scenario import Scenario
-from quiclab.trace.events import Trace
-from quiclab.trace.script import Script
+from quiclab.trace.events import DEFAULT_MAP_KEY_LIMIT, Trace
+from quiclab.trace.script import CheckResult, Script, evaluate_checks
 
 
 @dataclass(slots=True)
@@ -80,3 +80,24 @@ class Evidence:
         if after is None:
             return 0
         return after.server_drop_count - (0 if before is None else before.server_drop_count)
+
+    @property
+    def key_limit(self) -> int:
+        """Keys that a map of the tracers holds; further ones are dropped without a word."""
+        return self.scenario.map_key_limit or DEFAULT_MAP_KEY_LIMIT
+
+    def is_cut_off(self, tracer: TracerEvidence) -> bool:
+        """
+        Tell whether a trace lacks its final maps: it proves nothing of what fired, or did not.
+        """
+        role = self.roles.get(tracer.role)
+        is_truncated = tracer.trace is not None and tracer.trace.is_truncated
+        return is_truncated or (role is not None and role.is_killed_by_lab)
+
+    def check_trace(self, tracer: TracerEvidence) -> Sequence[CheckResult]:
+        """
+        Hold each promise of a script against the server's counters; () without either.
+        """
+        if tracer.trace is None or self.counters is None or self.is_cut_off(tracer):
+            return ()
+        return evaluate_checks(tracer.script, tracer.trace, self.counters.total)

@@ -1,0 +1,111 @@
+"""
+Rules about the three accounts: what was traced, what the server counted, what the client did.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from quiclab.evidence import Evidence
+from quiclab.verdict.model import AGAIN, LOGS, Rule
+
+
+def _counts_differ(evidence: Evidence) -> Iterator[str]:
+    for tracer in evidence.tracers:
+        for result in evidence.check_trace(tracer):
+            if not result.is_equal:
+                yield f"{tracer.script.name}: {result.render()}"
+
+
+def _no_counters(evidence: Evidence) -> Iterator[str]:
+    if evidence.is_load_started and evidence.counters is None:
+        yield "the server's counters are missing, so nothing proves the trace complete"
+
+
+def _unsettled(evidence: Evidence) -> Iterator[str]:
+    counters = evidence.counters
+    if evidence.is_load_complete and counters is not None and not counters.is_settled:
+        yield (
+            f"{counters.open_connection_count} connections were still open when the counters "
+            "were read, so trace and counters may not cover the same time"
+        )
+
+
+def _client_failed(evidence: Evidence) -> Iterator[str]:
+    result = evidence.client_result
+    if result is not None and not result.ok and evidence.is_load_complete:
+        yield f"the client did not get what it asked for: {result.reason or 'no reason given'}"
+
+
+def _client_left_nothing(evidence: Evidence) -> Iterator[str]:
+    if evidence.is_load_complete and evidence.client_result is None:
+        yield "the client left no result"
+
+
+def _upload_differs(evidence: Evidence) -> Iterator[str]:
+    """What the client sent and got acknowledged, the server must have handed to its reader."""
+    result, counters = evidence.client_result, evidence.counters
+    if result is None or counters is None or not (result.ok and counters.is_settled):
+        return
+    received_bytes = counters.total.get("perf", {}).get("upload_byte_count")
+    if received_bytes is not None and received_bytes != result.bytes_sent:
+        yield f"the client sent {result.bytes_sent:,} B and the server read {received_bytes:,} B"
+
+
+def _content_wrong(evidence: Evidence) -> Iterator[str]:
+    counters = evidence.counters
+    count = 0 if counters is None else counters.total.get("perf", {}).get("content_error_count", 0)
+    if count:
+        yield f"{count:,} pieces of uploaded data held other bytes than the client sent"
+
+
+RULES: Final[Sequence[Rule]] = (
+    Rule(
+        "counts-differ",
+        "invalid",
+        _counts_differ,
+        meaning="events of a map ≠ the server's counter (the script's `Check` lines)",
+        remedy=AGAIN + "; report it with the run folder if it stays",
+    ),
+    Rule(
+        "counters-missing",
+        "invalid",
+        _no_counters,
+        meaning="the server did not tell its counters",
+        remedy=LOGS,
+    ),
+    Rule(
+        "client-failed",
+        "invalid",
+        _client_failed,
+        meaning="not every byte asked for came, or came wrong; the client's reason",
+        remedy="mend what the reason names; " + LOGS,
+    ),
+    Rule(
+        "upload-differs",
+        "invalid",
+        _upload_differs,
+        meaning="bytes that the client sent and got acknowledged ≠ bytes that the server read",
+        remedy=AGAIN + "; report it with the run folder if it stays",
+    ),
+    Rule(
+        "content-wrong",
+        "invalid",
+        _content_wrong,
+        meaning="pieces of uploaded data with other bytes than were sent (--verify-content)",
+        remedy="report it with the run folder",
+    ),
+    Rule(
+        "client-result-missing",
+        "invalid",
+        _client_left_nothing,
+        meaning="the load is complete, and the client left no result",
+        remedy=LOGS,
+    ),
+    Rule(
+        "unsettled",
+        "degraded",
+        _unsettled,
+        meaning="connections still open when trace and counters were read",
+        remedy=AGAIN,
+    ),
+)
