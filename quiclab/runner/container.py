@@ -194,6 +194,18 @@ class Container:
         except CourierGoneError:
             return self.unpack(path)  # it has ended, or is ending just now
 
+    def look(self, patterns: Sequence[str]) -> Mapping[str, str]:
+        """
+        Fetch files as its processes see them, by patterns; nothing when it has ended.
+
+        Raises:
+            RunError: The engine cannot.
+        """
+        try:
+            return self._send(lambda courier: courier.look(patterns))
+        except CourierGoneError:
+            return {}
+
     def unpack(self, path: str) -> bytes:
         """
         Fetch one file by an archive call, which asks nothing of the container itself.

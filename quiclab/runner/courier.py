@@ -11,7 +11,7 @@ import contextlib
 import json
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from quiclab.containers.engine import Engine
@@ -99,6 +99,17 @@ class Courier:
         if "data" not in done:
             raise FileNotFoundError(done["absent"])
         return base64.b64decode(done["data"])
+
+    def look(self, patterns: Sequence[str]) -> Mapping[str, str]:
+        """
+        Fetch files by patterns, and of links where they point to; none is an answer, too.
+
+        Raises:
+            CourierGoneError: The container ends.
+        """
+        errand = {"look": list(patterns)}
+        found: Mapping[str, str] = self._run(errand, limit_s=ERRAND_LIMIT_S)["found"]
+        return found
 
     def ask(
         self, socket_path: str, op: str, arguments: Mapping[str, Any], *, wait_s: float

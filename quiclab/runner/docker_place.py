@@ -27,7 +27,7 @@ from quiclab.containers.image import Image
 from quiclab.errors import MachineError, RunError
 from quiclab.runner.base import CLIENT, SERVER, TRACER, PlaceFacts
 from quiclab.runner.container import Container, Words
-from quiclab.runner.drops import DOCKER_RESOLVER, parse_udp_counters, parse_udp_sockets
+from quiclab.runner.look import Watched, take_reading
 from quiclab.runner.reading import Reading
 
 RUN_LABEL = "quiclab"
@@ -247,20 +247,19 @@ class DockerPlace:
         return self._role(role).uptime_s()
 
     def read_costs(self) -> Reading:
-        """Read in the server's network namespace, which nobody else uses."""
-        udp, udp6, snmp = (self._read_net(name) for name in ("udp", "udp6", "snmp"))
-        sockets = parse_udp_sockets(udp + udp6)
-        return Reading(
-            at_s=time.monotonic(),
-            sockets=[each for each in sockets if each.address != DOCKER_RESOLVER],
-            udp_counts=parse_udp_counters(snmp),
-        )
+        """Look at `/proc` in each container; the server's network namespace is its alone."""
+        watched = {
+            role: Watched(container.look, self._find_pid(role))
+            for role, container in self._containers.items()
+            if container.is_told and container.exit_status() is None
+        }
+        return take_reading(watched, at_s=time.monotonic(), is_namespace_shared=False)
 
-    def _read_net(self, name: str) -> str:
-        try:
-            return self._role(SERVER).get(f"/proc/net/{name}").decode()
-        except FileNotFoundError:  # udp6, where IPv6 is off
-            return ""
+    def _find_pid(self, role: str) -> int:
+        """A role's first process, as processes in its container see it."""
+        if self._blueprint.plan(role).settings.pid_mode != "host":
+            return 1
+        return int(self._containers[role].inspect()["State"]["Pid"])
 
     def _role(self, role: str) -> Container:
         container = self._containers.get(role)

@@ -1,5 +1,5 @@
 """
-The kernel's own account of lost datagrams: `/proc/net/udp`, `udp6` and `snmp`. Pure.
+The kernel's own account of lost datagrams: `/proc/net/udp`, `udp6`, `snmp`, `snmp6`. Pure.
 
 A socket's own counter vanishes with the socket, so it is read while the server
 still runs. It counts what RcvbufErrors counts for the whole network namespace.
@@ -9,8 +9,6 @@ import ipaddress
 import struct
 from dataclasses import dataclass
 
-# What lists a name server on this address is Docker's own resolver, in each of its networks.
-DOCKER_RESOLVER = "127.0.0.11"
 _FEWEST_COLUMNS = 13  # Documentation/networking/proc_net_tcp.rst; the last one is drops
 _INODE_COLUMN = 9
 
@@ -67,3 +65,11 @@ def parse_udp_counters(text: str) -> dict[str, int]:
     if len(lines) != 2:  # noqa: PLR2004  names and figures
         return {}
     return {name: int(figure) for name, figure in zip(*lines, strict=False)}
+
+
+def parse_udp6_counters(text: str) -> dict[str, int]:
+    """
+    Read what `/proc/net/snmp6` says of UDP: names begin with `Udp6`, a name and a figure a line.
+    """
+    lines = [line.split() for line in text.splitlines() if line.startswith("Udp6")]
+    return {name: int(figure) for name, figure in lines}

@@ -23,7 +23,7 @@ from quiclab.observer import Phase
 from quiclab.runner.base import CLIENT, SERVER, TRACER, PlaceFacts, find_started
 from quiclab.runner.drops import UdpSocket
 from quiclab.runner.faults import Faults
-from quiclab.runner.reading import Reading
+from quiclab.runner.reading import MachineCost, ProgramCost, Reading, RoleCost
 from server.probes import PROBES
 
 RECORDINGS: Final = Path(__file__).parent / "recordings"
@@ -32,6 +32,7 @@ END_S: Final = 0.2
 CLOSE_S: Final = 0.3  # connections drain for three probe timeouts
 QUESTION_S: Final = 0.01
 MOVED_BYTES_PER_S: Final = 50_000_000
+CPU_SHARE: Final = 0.5  # of a core, whoever it is
 _SIGNAL_STATUS: Final = 128
 _USAGE_STATUS: Final = 2
 
@@ -256,10 +257,37 @@ class FakePlace:
         return min(self._clock.now_s(), started.ends_s) - started.started_s
 
     def read_costs(self) -> Reading:
-        """As many drops as told, once the load has begun."""
+        """
+        What the roles cost follows from the time they had; drops come with the load.
+        """
         has_begun = self._phase in {Phase.LOAD, Phase.SETTLE, Phase.COLLECT}
         drop_count = self._faults.dropped_datagram_count if has_begun else 0
-        return Reading(at_s=self._clock.now_s(), sockets=[UdpSocket("127.0.0.1", 4433, drop_count)])
+        now_s = self._clock.now_s()
+        running = {role: one for role, one in self._roles.items() if one.ends_s > now_s}
+        roles = {
+            role: RoleCost(user_s=used_s * 0.75, system_s=used_s * 0.25, cpu_ids=(0, 1))
+            for role, used_s in ((role, self._used_s(one)) for role, one in running.items())
+        }
+        return Reading(
+            at_s=now_s,
+            roles=roles,
+            programs={role: [self._program()] for role in running if role.startswith(TRACER)},
+            machine=MachineCost(
+                cpu_count=2, busy_s=sum(cost.cpu_s for cost in roles.values()), steal_s=0.0
+            ),
+            sockets=[UdpSocket("127.0.0.1", 4433, drop_count)] if SERVER in running else [],
+            udp_counts={"RcvbufErrors": drop_count, "InErrors": drop_count},
+        )
+
+    def _used_s(self, role: _Role) -> float:
+        return (self._clock.now_s() - role.started_s) * CPU_SHARE
+
+    def _program(self) -> ProgramCost:
+        """One that ran at every send call; it takes a hit 300 ns."""
+        run_count = self._report_counters()["total"]["tx"]["send_call_count"]
+        return ProgramCost(
+            program_id=1, run_count=run_count, run_time_ns=300 * run_count, recursion_miss_count=0
+        )
 
     def end_all(self) -> None:
         """End every role."""

@@ -26,13 +26,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import psutil
-
 from quiclab import leftovers
 from quiclab.errors import MachineError, RoleExitedError, RunError
 from quiclab.machine.host import detect_features
-from quiclab.runner.base import SERVER, PlaceFacts, find_started
-from quiclab.runner.drops import parse_udp_counters, parse_udp_sockets
+from quiclab.runner.base import PlaceFacts, find_started
+from quiclab.runner.look import Watched, look_here, take_reading
 from quiclab.runner.reading import Reading
 from quiclab.runner.words import find_last_words
 
@@ -277,20 +275,12 @@ class ProcessPlace:
 
     def read_costs(self) -> Reading:
         """
-        Read the server's sockets, found through its open files.
+        Look at this machine's own `/proc`.
         """
-        inodes = _socket_inodes(find_started(self._roles, SERVER).process.pid)
-        sockets = [
-            udp_socket
-            for table in ("/proc/net/udp", "/proc/net/udp6")
-            for udp_socket in parse_udp_sockets(_read(table))
-        ]
-        return Reading(
-            at_s=time.monotonic(),
-            sockets=[each for each in sockets if each.inode in inodes],
-            udp_counts=parse_udp_counters(_read("/proc/net/snmp")),
-            is_namespace_shared=True,
-        )
+        watched = {
+            role: Watched(look_here, started.process.pid) for role, started in self._roles.items()
+        }
+        return take_reading(watched, at_s=time.monotonic(), is_namespace_shared=True)
 
     def end_all(self) -> None:
         """
@@ -418,21 +408,6 @@ def _check_loopback(max_mtu_bytes: int) -> None:
             f"--max-mtu {max_mtu_bytes} does not fit the loopback device, whose MTU is {mtu}: "
             f"sudo ip link set lo mtu 65536"
         )
-
-
-def _socket_inodes(pid: int) -> set[int]:
-    """Sockets that a process and its children hold open."""
-    inodes = set()
-    with suppress(psutil.NoSuchProcess):
-        process = psutil.Process(pid)
-        for one in [process, *process.children(recursive=True)]:
-            with suppress(OSError):
-                for entry in Path(f"/proc/{one.pid}/fd").iterdir():
-                    with suppress(OSError):
-                        match = re.fullmatch(r"socket:\[(\d+)\]", str(entry.readlink()))
-                        if match:
-                            inodes.add(int(match[1]))
-    return inodes
 
 
 def _read(path: Path | str) -> str:

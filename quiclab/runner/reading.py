@@ -40,7 +40,7 @@ class ProgramCost:
 
     Args:
         program_id: The kernel's number for it.
-        name: As the kernel shows it, cut at 15 characters; "" when not known.
+        name: As the kernel shows it, cut at 15 characters; "" where only `fdinfo` was read.
         run_count: Times it ran; None while the kernel does not time programs.
         run_time_ns: Time in it, without the way into it and out of it; None likewise.
         recursion_miss_count: Events at which the kernel skipped it (Linux 5.12 and later).
@@ -75,12 +75,13 @@ class Reading:
     Everything that a place can read at one moment.
 
     Args:
-        at_s: When, by the clock of the machine it was read on (CLOCK_MONOTONIC).
-        roles: By role; those that run.
+        at_s: When, by the lab's own clock.
+        roles: By role; those that run. The client's own result tells more of it than this.
         programs: By tracer role.
         machine: None when `/proc/stat` cannot be read.
         sockets: The server's own sockets, with the drops of each since it was made.
-        udp_counts: `/proc/net/snmp` of the server's network namespace (Udp lines, and Udp6).
+        udp_counts: Counters of the server's network namespace, by the kernel's names: as in
+            `/proc/net/snmp` for IPv4 ("RcvbufErrors"), in `snmp6` for IPv6 ("Udp6RcvbufErrors").
         is_namespace_shared: Others use that namespace, too, so its counters are not the run's.
         notes: What could not be read, and why; one line each.
     """

@@ -17,6 +17,7 @@ from quiclab.answers import ClientDescription, CounterReport, ServerDescription
 from quiclab.argv import CLIENT_CA, TRACE, client_command, server_command, tracer_command
 from quiclab.errors import RoleExitedError, RunError
 from quiclab.runner.base import CLIENT, SERVER, TRACER, Place, Runner
+from quiclab.runner.reading import Reading
 from quiclab.scenario import Scenario
 from quiclab.trace.ndjson import parse_trace
 from quiclab.trace.script import load_script
@@ -147,9 +148,11 @@ class PlaceContract(ABC):
             place.start(TRACER, argv, environment={})
             self._wait_for_attach(place)
             place.request(SERVER, "reset")
+            before = place.read_costs()
             place.request(CLIENT, "start")
             assert 0 == place.wait(CLIENT, timeout_s=END_LIMIT_S)
             counters = self._settled_counters(place)
+            self._check_costs(before, place.read_costs())
             place.interrupt(TRACER)
             assert 0 == place.wait(TRACER, timeout_s=END_LIMIT_S)
             trace = parse_trace(place.read(TRACER, TRACE))
@@ -170,6 +173,23 @@ class PlaceContract(ABC):
             fail_half_way()
         assert [] == self.find_remains(runner, RUN)
         assert leftovers.is_run_alive(RUN) is None
+
+    def _check_costs(self, before: Reading, after: Reading) -> None:
+        """Who ran has used CPU time, and what ended is left out; nothing is guessed."""
+        assert {SERVER, CLIENT, TRACER} == set(before.roles)
+        assert {SERVER, TRACER} == set(after.roles)
+        assert after.roles[SERVER].cpu_s > before.roles[SERVER].cpu_s
+        assert all(cost.cpu_ids for cost in after.roles.values())
+        assert after.machine is not None
+        assert before.machine is not None
+        assert after.machine.busy_s > before.machine.busy_s
+        assert [each.port for each in before.sockets] == [each.port for each in after.sockets]
+        assert before.sockets
+        assert "RcvbufErrors" in after.udp_counts
+        ids = [each.program_id for each in before.programs[TRACER]]
+        assert ids == [each.program_id for each in after.programs[TRACER]]
+        assert len(ids) > 0
+        assert {0} == {each.recursion_miss_count for each in after.programs[TRACER]}
 
     def _wait_for_attach(self, place: Place) -> None:
         for _ in range(100):
