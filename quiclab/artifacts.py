@@ -29,6 +29,8 @@ from typing import Any, Literal, Self
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
+from quiclab.accounting import Accounts
+from quiclab.bottleneck import Bottleneck
 from quiclab.errors import LabError, MachineError, UsageError
 from quiclab.evidence import RoleEvidence
 from quiclab.grants import Grant
@@ -154,6 +156,10 @@ class Manifest(BaseModel):
     timing: Timing | None = None
     costs: Mapping[str, Any] = Field(default_factory=dict)
     """CPU time, BPF programs, sockets before and after the load (quiclab/runner/reading.py)."""
+    accounts: Accounts | None = None
+    """What was seen and lost, and what must balance (quiclab/accounting.py)."""
+    bottleneck: Bottleneck | None = None
+    """What held the load back, with the figures that say so."""
     verdict: Verdict | None = None
 
 

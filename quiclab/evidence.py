@@ -4,6 +4,7 @@ What a run has measured so far. The main path fills it, the verdict reads it.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from quiclab.answers import ClientDescription, ClientResult, CounterReport, ServerDescription
 from quiclab.grants import Grant
@@ -12,6 +13,8 @@ from quiclab.runner.reading import Reading
 from quiclab.scenario import Scenario
 from quiclab.trace.events import DEFAULT_MAP_KEY_LIMIT, Trace
 from quiclab.trace.script import CheckResult, Script, evaluate_checks
+
+TracerKind = Literal["bpftrace", "in-process", "none"]
 
 
 @dataclass(slots=True)
@@ -51,6 +54,10 @@ class Evidence:
 
     scenario: Scenario
     tracers: Sequence[TracerEvidence]
+    tracer_kind: TracerKind = "bpftrace"
+    """Who filled the maps in the end."""
+    tracer_reason: str = ""
+    """Why it is not bpftrace, one line; "" when that was asked for."""
     place: PlaceFacts | None = None
     server: ServerDescription | None = None
     client: ClientDescription | None = None

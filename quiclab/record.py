@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from quiclab import VERSION
+from quiclab.accounting import account
 from quiclab.answers import Answer
 from quiclab.artifacts import (
     Manifest,
@@ -24,6 +25,7 @@ from quiclab.artifacts import (
     render_folder_name,
     render_json,
 )
+from quiclab.bottleneck import find_bottleneck
 from quiclab.clock import Clock
 from quiclab.errors import MachineError
 from quiclab.evidence import Evidence, TracerEvidence
@@ -233,6 +235,8 @@ class Record:
                     ("after", evidence.costs_after),
                 )
             },
+            accounts=None if state == "running" else account(evidence),
+            bottleneck=None if state == "running" else find_bottleneck(evidence),
             verdict=verdict,
         )
 

@@ -10,7 +10,7 @@ import difflib
 import fnmatch
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -89,6 +89,24 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
+class Pair:
+    """
+    Maps that belong to one measurement from a start to an end, from a `Pair:` line.
+
+    Args:
+        starts: Counts the starts.
+        matched: Counts the ends whose start was found; holds what was measured.
+        unmatched: Counts the ends whose start was not.
+        scratch: Keeps each start until its end; a full one drops further starts.
+    """
+
+    starts: str
+    matched: str
+    unmatched: str
+    scratch: str
+
+
+@dataclass(frozen=True, slots=True)
 class CheckResult:
     """
     A check held against one run.
@@ -133,6 +151,7 @@ class Script:
             "cost", "needs", "sample"), lines joined by newlines.
         maps: Maps that the header explains; of a script without header, those it fills.
         checks: What must equal the server's counters.
+        pairs: Which maps are two ends of one measurement.
         blocks: Its probes.
     """
 
@@ -145,6 +164,7 @@ class Script:
     notes: Mapping[str, str] = field(default_factory=dict)
     maps: tuple[MapNote, ...] = ()
     checks: tuple[Check, ...] = ()
+    pairs: tuple[Pair, ...] = ()
     blocks: tuple[ProbeBlock, ...] = ()
 
     @property
@@ -262,7 +282,7 @@ def parse_script(text: str, *, path: Path, is_shipped: bool = False) -> Script:
     notes = tuple(
         _parse_map_note(entry, directions, every=every) for entry in entries.get("Map", [])
     )
-    explained = {"Map", "Check", "Direction", "Question"}
+    explained = {"Map", "Check", "Pair", "Direction", "Question"}
     return Script(
         name=_file_name(path),
         path=path,
@@ -277,6 +297,7 @@ def parse_script(text: str, *, path: Path, is_shipped: bool = False) -> Script:
         },
         maps=notes or tuple(MapNote(name, "", "") for name in find_result_maps(blocks)),
         checks=tuple(_parse_check(entry) for entry in entries.get("Check", [])),
+        pairs=tuple(_parse_pair(entry) for entry in entries.get("Pair", [])),
         blocks=blocks,
     )
 
@@ -315,7 +336,7 @@ def evaluate_checks(
             trace.event_count(check.map_name),
             check.expected_count
             if check.counter is None
-            else _find_counter(counters, check.counter),
+            else find_counter(counters, check.counter),
         )
         for check in script.checks
     )
@@ -404,7 +425,20 @@ def _parse_check(entry: str) -> Check:
     )
 
 
-def _find_counter(counters: Mapping[str, Any], path: str) -> int | None:
+def _parse_pair(entry: str) -> Pair:
+    names = entry.split()
+    if len(names) == len(fields(Pair)) and all(name.startswith("@") for name in names):
+        return Pair(*names)
+    raise UsageError(
+        f"header line 'Pair: {entry}' is not understood; "
+        "write four maps: '@starts @matched @unmatched @scratch'"
+    )
+
+
+def find_counter(counters: Mapping[str, Any], path: str) -> int | None:
+    """
+    Look a counter up by its path, such as "tx.send_call_count"; None when there is none.
+    """
     value: Any = counters
     for part in path.split("."):
         if not isinstance(value, Mapping):

@@ -5,6 +5,7 @@ Rules about the three accounts: what was traced, what the server counted, what t
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from quiclab.accounting import stream_balances
 from quiclab.evidence import Evidence
 from quiclab.verdict.model import AGAIN, LOGS, Rule
 
@@ -41,14 +42,10 @@ def _client_left_nothing(evidence: Evidence) -> Iterator[str]:
         yield "the client left no result"
 
 
-def _upload_differs(evidence: Evidence) -> Iterator[str]:
-    """What the client sent and got acknowledged, the server must have handed to its reader."""
-    result, counters = evidence.client_result, evidence.counters
-    if result is None or counters is None or not (result.ok and counters.is_settled):
-        return
-    received_bytes = counters.total.get("perf", {}).get("upload_byte_count")
-    if received_bytes is not None and received_bytes != result.bytes_sent:
-        yield f"the client sent {result.bytes_sent:,} B and the server read {received_bytes:,} B"
+def _streams_differ(evidence: Evidence) -> Iterator[str]:
+    for balance in stream_balances(evidence):
+        if not balance.is_kept:
+            yield balance.render()
 
 
 def _content_wrong(evidence: Evidence) -> Iterator[str]:
@@ -81,10 +78,10 @@ RULES: Final[Sequence[Rule]] = (
         remedy="mend what the reason names; " + LOGS,
     ),
     Rule(
-        "upload-differs",
+        "streams-differ",
         "invalid",
-        _upload_differs,
-        meaning="bytes that the client sent and got acknowledged ≠ bytes that the server read",
+        _streams_differ,
+        meaning="bytes of the streams: the client's figure ≠ the server's, or ≠ --bytes asked for",
         remedy=AGAIN + "; report it with the run folder if it stays",
     ),
     Rule(

@@ -5,6 +5,7 @@ Rules about the traces: was everything attached that should be, and is what it s
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from quiclab.accounting import account_pairs, find_cost, find_skipped_count
 from quiclab.evidence import Evidence, TracerEvidence
 from quiclab.trace.complaints import parse_complaints
 from quiclab.trace.script import MapNote
@@ -147,6 +148,55 @@ def _due_maps(evidence: Evidence, tracer: TracerEvidence, *, is_due: bool) -> li
     return [note for note in tracer.script.maps if note.is_filled_by(direction) == is_due]
 
 
+def _starts_dropped(evidence: Evidence) -> Iterator[str]:
+    """A full scratch map drops starts without a word; their ends then find none."""
+    for tracer in evidence.tracers:
+        for pair in account_pairs(evidence, tracer):
+            if pair.outstanding_count >= pair.key_limit:
+                yield (
+                    f"{tracer.script.name} {pair.scratch}: {pair.outstanding_count:,} starts "
+                    f"without an end, and the map keeps no more than {pair.key_limit:,}; "
+                    "starts may have been dropped"
+                )
+
+
+def _ends_unmatched(evidence: Evidence) -> Iterator[str]:
+    """Of a script that promises 0 of them, `counts-differ` tells."""
+    for tracer in evidence.tracers:
+        promised = {check.map_name for check in tracer.script.checks}
+        for pair, figures in zip(
+            tracer.script.pairs, account_pairs(evidence, tracer), strict=False
+        ):
+            if figures.unmatched_count and pair.unmatched not in promised:
+                yield (
+                    f"{tracer.script.name} {pair.unmatched}: {figures.unmatched_count:,} ends "
+                    f"without a start, beside {figures.matched_count:,} with one"
+                )
+
+
+def _programs_skipped(evidence: Evidence) -> Iterator[str]:
+    for tracer in evidence.tracers:
+        count = find_skipped_count(evidence, tracer)
+        if count:
+            yield (
+                f"{tracer.script.name}: the kernel skipped its programs at {count:,} events "
+                "(recursion)"
+            )
+
+
+def _near_cost(evidence: Evidence) -> Iterator[str]:
+    for tracer in evidence.tracers:
+        cost = find_cost(evidence, tracer)
+        for near in () if cost is None else cost.near:
+            yield f"{tracer.script.name} {near.render()}"
+
+
+def _recorded_in_process(evidence: Evidence) -> Iterator[str]:
+    if evidence.tracer_kind == "in-process":
+        why = f": {evidence.tracer_reason}" if evidence.tracer_reason else ""
+        yield f"recorded in process, without bpftrace{why}"
+
+
 RULES: Final[Sequence[Rule]] = (
     Rule(
         "probes-missing",
@@ -205,6 +255,27 @@ RULES: Final[Sequence[Rule]] = (
         remedy="--map-keys N, above the number of keys",
     ),
     Rule(
+        "starts-dropped",
+        "degraded",
+        _starts_dropped,
+        meaning="starts without an end ≥ the keys of the map that keeps starts",
+        remedy="--map-keys N, above the messages that all rings hold",
+    ),
+    Rule(
+        "ends-unmatched",
+        "degraded",
+        _ends_unmatched,
+        meaning="ends without a start, in a script that has no `Check` of them",
+        remedy="--map-keys N; start the tracer before the load",
+    ),
+    Rule(
+        "programs-skipped",
+        "degraded",
+        _programs_skipped,
+        meaning="events at which the kernel skipped a program (recursion misses, bpf(2))",
+        remedy="trace with fewer scripts at once",
+    ),
+    Rule(
         "helper-error",
         "degraded",
         _helper_errors,
@@ -229,5 +300,18 @@ RULES: Final[Sequence[Rule]] = (
         "note",
         _records_unknown,
         meaning="records of a kind that only a newer bpftrace writes; kept in trace.jsonl",
+    ),
+    Rule(
+        "near-cost",
+        "note",
+        _near_cost,
+        meaning="measured times below twice the cost of a hit; how many of how many",
+        remedy="read them as an upper bound, or use message-wait, which the server measures",
+    ),
+    Rule(
+        "in-process",
+        "note",
+        _recorded_in_process,
+        meaning="the server's own recorder filled the maps, not bpftrace; why",
     ),
 )

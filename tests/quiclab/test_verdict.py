@@ -3,6 +3,7 @@ Each rule of the verdict speaks when it should, with the figure, and is silent e
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from quiclab.evidence import Evidence, RoleEvidence, TracerEvidence
 from quiclab.grants import Grant
 from quiclab.runner.drops import UdpSocket
 from quiclab.runner.fake import RECORDINGS, load_recording
-from quiclab.runner.reading import Reading
+from quiclab.runner.reading import ProgramCost, Reading
 from quiclab.scenario import Scenario
 from quiclab.trace.ndjson import parse_trace
 from quiclab.trace.script import load_script
@@ -277,6 +278,46 @@ def _clamp(evidence: Evidence) -> None:
     ]
 
 
+def _count(name: str, figure: int) -> str:
+    return f'{{"type": "map", "data": {{"{name}": {figure}}}}}'
+
+
+def _fill_scratch(evidence: Evidence) -> None:
+    """Let 12,345 messages have begun, and as few ended as were recorded."""
+    evidence.tracers[0].script = load_script("io-latencies")
+    add_line(evidence, _count("@tx_starts", 12_345))
+
+
+def _forget_check(evidence: Evidence) -> None:
+    """Let a script pair its maps, and promise nothing of ends without a start."""
+    tracer = evidence.tracers[0]
+    tracer.script = replace(tracer.script, checks=())
+    add_line(evidence, _count("@tx_unmatched", 3))
+
+
+def _run_programs(**growth: int | None) -> Callable[[Evidence], None]:
+    """Let the kernel tell of one program more or less than nothing before the load."""
+
+    def change(evidence: Evidence) -> None:
+        first = ProgramCost(program_id=7, run_count=5, run_time_ns=500, recursion_miss_count=1)
+        last = replace(first, **growth)
+        evidence.costs_before = Reading(at_s=1.0, programs={"tracer": [first]})
+        evidence.costs_after = Reading(at_s=2.0, programs={"tracer": [last]})
+
+    return change
+
+
+def _record_in_process(evidence: Evidence) -> None:
+    evidence.tracer_kind = "in-process"
+    evidence.tracer_reason = "this machine has no uprobes"
+
+
+def _be_quick(evidence: Evidence) -> None:
+    """Let two of five calls have taken less than a microsecond."""
+    buckets = '{"min": 512, "max": 1023, "count": 2}, {"min": 4096, "max": 8191, "count": 3}'
+    add_line(evidence, f'{{"type": "hist", "data": {{"@tx_latencies": [{buckets}]}}}}')
+
+
 LOST = '{"type": "lost_events", "data": {"events": 40}}'
 HELPER = (
     '{"type": "helper_error", "msg": "Operation not permitted", '
@@ -291,7 +332,7 @@ HELPER = (
         ("interrupted", _interrupt, "ended by SIGINT before the load was complete"),
         ("interrupted-late", _interrupt_late, "SIGTERM came when the load was already complete"),
         ("probes-missing", _lose_a_probe, "udp-syscall: 5 of 6 probes attached"),
-        ("upload-differs", _lose_upload, "B and the server read "),
+        ("streams-differ", _lose_upload, "bytes of all uploads: client bytes_sent 4,751,418 ≠ server perf"),
         ("content-wrong", _garble_upload, "3 pieces of uploaded data held other bytes"),
         ("untraced", _watch_one_worker_less, "trace a_probe in worker 1 (and 1 more) when"),
         ("trace-missing", _leave_no_trace, "no trace was left"),
@@ -318,6 +359,15 @@ HELPER = (
         ("server-drops", _drop, "dropped 1,234 datagrams at the server's full"),
         ("degraded-io", _degrade, "server: gso off: EIO on eth0; one datagram per message"),
         ("not-collected", _miss, "socket drops: the engine does not answer"),
+        ("starts-dropped", _fill_scratch, "@tx_start: 12,262 starts without an end, and the map"),
+        ("ends-unmatched", _forget_check, "@tx_unmatched: 3 ends without a start, beside 83 with"),
+        (
+            "programs-skipped",
+            _run_programs(recursion_miss_count=9),
+            "udp-syscall: the kernel skipped its programs at 8 events",
+        ),
+        ("near-cost", _be_quick, "@tx_latencies: 2 of 5 values are below 1,024 ns, where the"),
+        ("in-process", _record_in_process, "without bpftrace: this machine has no uprobes"),
         (
             "clamped",
             _clamp,
