@@ -5,24 +5,11 @@ Rules about what the machine gave: buffers, offloads, CPU.
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from quiclab.accounting import find_figure
 from quiclab.evidence import Evidence
 from quiclab.runner.base import CLIENT, SERVER
-from quiclab.verdict.model import Rule
-
-
-def _server_drops(evidence: Evidence) -> Iterator[str]:
-    count = evidence.server_drop_count
-    if count:
-        yield f"the kernel dropped {count:,} datagrams at the server's full receive buffer"
-
-
-def _client_drops(evidence: Evidence) -> Iterator[str]:
-    result = evidence.client_result
-    if result is not None and result.socket_drop_count:
-        yield (
-            f"the kernel dropped {result.socket_drop_count:,} datagrams at the client's full "
-            "receive buffer"
-        )
+from quiclab.scenario import IPV4_OVERHEAD_BYTES, IPV6_OVERHEAD_BYTES
+from quiclab.verdict.model import LOGS, Rule
 
 
 def _degradations(evidence: Evidence) -> Iterator[str]:
@@ -36,6 +23,26 @@ def _degradations(evidence: Evidence) -> Iterator[str]:
         for role, d in found
     )
     yield from said
+
+
+def _workers_missing(evidence: Evidence) -> Iterator[str]:
+    server, asked_count = evidence.server, evidence.scenario.worker_count
+    if server is not None and len(server.workers) < asked_count:
+        yield f"{len(server.workers)} of {asked_count} workers serve"
+
+
+def _over_mtu(evidence: Evidence) -> Iterator[str]:
+    server, client = evidence.server, evidence.client
+    if server is None or client is None:
+        return
+    mtu_bytes = find_figure(client, "path_mtu_bytes")
+    headers_bytes = IPV6_OVERHEAD_BYTES if ":" in server.address[0] else IPV4_OVERHEAD_BYTES
+    full_bytes = server.granted.datagram_bytes + headers_bytes
+    if mtu_bytes is not None and full_bytes > mtu_bytes:
+        yield (
+            f"a full datagram takes {full_bytes:,} bytes with its headers, and the path's MTU "
+            f"is {mtu_bytes:,}"
+        )
 
 
 def _bottleneck(evidence: Evidence) -> Iterator[str]:
@@ -53,18 +60,18 @@ def _clamped(evidence: Evidence) -> Iterator[str]:
 
 RULES: Final[Sequence[Rule]] = (
     Rule(
-        "server-drops",
+        "workers-missing",
         "degraded",
-        _server_drops,
-        meaning="datagrams that the kernel dropped at the server's own sockets, which were full",
-        remedy="--socket-buffer 8M, or fewer --connections",
+        _workers_missing,
+        meaning="workers of the server < --workers",
+        remedy=LOGS,
     ),
     Rule(
-        "client-drops",
+        "over-mtu",
         "degraded",
-        _client_drops,
-        meaning="datagrams that the kernel dropped at the client's own sockets, which were full",
-        remedy="sudo sysctl net.core.rmem_max=8388608",
+        _over_mtu,
+        meaning="bytes of a full datagram with its headers > the path's MTU, so the kernel cuts it",
+        remedy="--datagram N, at most the path's MTU less 28 (IPv4) or 48 (IPv6)",
     ),
     Rule(
         "degraded-io",

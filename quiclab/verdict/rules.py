@@ -10,12 +10,14 @@ from quiclab.verdict.counting import RULES as COUNTING_RULES
 from quiclab.verdict.course import RULES as COURSE_RULES
 from quiclab.verdict.machine import RULES as MACHINE_RULES
 from quiclab.verdict.model import Finding, Rule, Severity, Verdict, Word
+from quiclab.verdict.network import RULES as NETWORK_RULES
 from quiclab.verdict.tracing import RULES as TRACING_RULES
 
 RULES: Final[Sequence[Rule]] = (
     *COURSE_RULES,
     *TRACING_RULES,
     *COUNTING_RULES,
+    *NETWORK_RULES,
     *MACHINE_RULES,
 )
 """Every reason for doubt; the order is the order of telling among equals."""
