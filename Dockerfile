@@ -42,8 +42,8 @@ FROM scratch AS sources
 COPY server/ /opt/quiclab/server/
 COPY client/ /opt/quiclab/client/
 COPY bpftrace/ /opt/quiclab/bpftrace/
-COPY docker/held docker/courier docker/tracer-entry docker/client-by-hand docker/tracer-by-hand \
-     /opt/quiclab/docker/
+COPY docker/held docker/courier docker/timed docker/tracer-entry docker/client-by-hand \
+     docker/tracer-by-hand /opt/quiclab/docker/
 
 FROM dependencies AS build
 COPY --from=sources / /

@@ -59,11 +59,21 @@ def client_command(
     ]
 
 
-def tracer_command(place: Place, role: str, *, script_file: str, provider_path: str) -> list[str]:
+def tracer_command(
+    place: Place, role: str, *, script_file: str, provider_path: str, is_timed: bool = False
+) -> list[str]:
     """
     How a tracer is started: JSON lines into a file of its own, the provider as `$1`.
+
+    Args:
+        place: Where.
+        role: Which tracer.
+        script_file: A file of that role.
+        provider_path: The file that holds the probes, as the tracer sees it.
+        is_timed: The kernel is to time its programs (docker/timed).
     """
     return [
+        *(("timed",) if is_timed else ()),
         *("bpftrace", "-f", "json", "-o", place.path(role, TRACE)),
         *(place.path(role, script_file), provider_path),
     ]

@@ -253,7 +253,11 @@ class _Run:
             file_name = f"{tracer.script.name}.bt"
             place.write(tracer.role, file_name, tracer.script.text.encode())
             argv = tracer_command(
-                place, tracer.role, script_file=file_name, provider_path=provider_path
+                place,
+                tracer.role,
+                script_file=file_name,
+                provider_path=provider_path,
+                is_timed=self._scenario.are_programs_timed,
             )
             self._start(place, tracer.role, argv, environment)
 

@@ -64,6 +64,8 @@ class Scenario(BaseModel):
     """Who fills the maps; "none": nobody, as in the untraced twin of `--overhead`."""
     is_verified: bool = Field(default=False, alias="verify")
     """The in-process recorder fills the same maps beside bpftrace, and both are compared."""
+    are_programs_timed: bool = Field(default=False, alias="time-programs")
+    """The kernel counts and times the runs of each BPF program, which makes a hit dearer."""
     label: str = ""
     map_key_limit: int | None = Field(default=None, alias="map-keys", gt=0)
     """BPFTRACE_MAP_KEYS_MAX for the tracers; None leaves bpftrace's own default (4096)."""

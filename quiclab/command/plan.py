@@ -29,6 +29,7 @@ _AS_THEY_ARE = (
     "gro",
     "verify_content",
     "verify",
+    "time_programs",
     "privileged",
     "host_headers",
     "label",

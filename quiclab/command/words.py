@@ -69,6 +69,9 @@ class TraceWords:
     verify: bool = option(
         "let the in-process recorder fill the same maps, and compare them", default=False
     )
+    time_programs: bool = option(
+        "let the kernel time each BPF program; a hit then costs some 150 ns more", default=False
+    )
     overhead: bool = option(
         "measure what tracing costs: untraced twins around traced runs", default=False
     )

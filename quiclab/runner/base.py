@@ -98,6 +98,8 @@ class Place(Protocol):
         """
         Start a role; its argv[0] is "python" or "bpftrace", which are the place's own.
 
+        "timed" before "bpftrace" lets the kernel time the tracer's programs (docker/timed).
+
         It is not waited for: `request` waits until a role answers, so that
         roles that do not need each other get ready side by side.
 

@@ -40,6 +40,7 @@ PROBE_FOLDER = "/run/quiclab"
 PYTHON = "/opt/venv/bin/python"
 VERSIONS_FILE = "/opt/venv/versions.json"
 TRACER_ENTRY = "/opt/quiclab/docker/tracer-entry"
+TIMED = "/opt/quiclab/docker/timed"
 CONTROL_SOCKET = "control.sock"
 HELD = "/opt/quiclab/docker/held"
 CONTROL_WAIT_S = 15.0  # until a role listens: Python's imports take 1 s, more on a busy machine
@@ -109,6 +110,7 @@ class DockerPlace:
         self._network = f"quiclab-{run_id}"
         self._addresses: dict[str, str] = {}
         self._containers: dict[str, Container] = {}
+        self._timed: set[str] = set()
         self._early_files: dict[str, dict[str, bytes]] = {}
         self._undo = contextlib.ExitStack()
 
@@ -203,6 +205,9 @@ class DockerPlace:
                 command = [PYTHON, *argv[1:]]
             case "bpftrace":
                 command = [TRACER_ENTRY, *argv]
+            case "timed":
+                command = [PYTHON, "-IS", TIMED, TRACER_ENTRY, *argv[1:]]
+                self._timed.add(role)
             case program:
                 raise RunError(
                     f"the {role} container cannot be started: it is made for python and bpftrace, "
@@ -249,7 +254,7 @@ class DockerPlace:
     def read_costs(self) -> Reading:
         """Look at `/proc` in each container; the server's network namespace is its alone."""
         watched = {
-            role: Watched(container.look, self._find_pid(role))
+            role: Watched(container.look, self._find_pid(role), is_timed=role in self._timed)
             for role, container in self._containers.items()
             if container.is_told and container.exit_status() is None
         }

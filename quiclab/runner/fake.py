@@ -7,7 +7,6 @@ passes when somebody waits. What server, client and tracer say comes from one
 real run (`recordings/`), so that traces and counters agree as they did there.
 """
 
-import itertools
 import json
 import signal
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,14 +23,22 @@ from quiclab.runner.base import CLIENT, SERVER, TRACER, PlaceFacts, find_started
 from quiclab.runner.drops import UdpSocket
 from quiclab.runner.faults import Faults
 from quiclab.runner.reading import MachineCost, ProgramCost, Reading, RoleCost
+from quiclab.runner.recorded import (
+    MOVED_BYTES_PER_S,
+    RECORDINGS,
+    find_load_s,
+    load_recording,
+    make_ring,
+    read_options,
+    zero,
+)
 from server.probes import PROBES
 
-RECORDINGS: Final = Path(__file__).parent / "recordings"
 STARTUP_S: Final = 0.3
 END_S: Final = 0.2
 CLOSE_S: Final = 0.3  # connections drain for three probe timeouts
 QUESTION_S: Final = 0.01
-MOVED_BYTES_PER_S: Final = 50_000_000
+RUN_NS: Final = 300
 CPU_SHARE: Final = 0.5  # of a core, whoever it is
 _SIGNAL_STATUS: Final = 128
 _USAGE_STATUS: Final = 2
@@ -99,6 +106,7 @@ class _Role:
     ends_s: float = float("inf")
     exit_status: int = 0
     is_killed: bool = False
+    is_timed: bool = False
     stderr: str = ""
     began_load_s: float = field(default=float("inf"))
 
@@ -174,9 +182,13 @@ class FakePlace:
         del environment
         if role in self._roles:
             raise RunError(f"{role} was already started in this run")
-        if argv[0] not in {"python", "bpftrace"}:
+        if argv[0] not in {"python", "bpftrace", "timed"}:
             raise RunError(f"{role} cannot be started: {argv[0]}: No such file or directory")
-        self._roles[role] = _Role(options=_read_options(argv), started_s=self._clock.now_s())
+        self._roles[role] = _Role(
+            options=read_options(argv),
+            started_s=self._clock.now_s(),
+            is_timed=argv[0] == "timed",
+        )
         if "--frobnicate" in argv:
             self._end(role, _USAGE_STATUS, f"{role}: unrecognized arguments: --frobnicate")
         if role in {SERVER, CLIENT}:
@@ -271,7 +283,11 @@ class FakePlace:
         return Reading(
             at_s=now_s,
             roles=roles,
-            programs={role: [self._program()] for role in running if role.startswith(TRACER)},
+            programs={
+                role: [self._program(is_timed=one.is_timed)]
+                for role, one in running.items()
+                if role.startswith(TRACER)
+            },
             machine=MachineCost(
                 cpu_count=2, busy_s=sum(cost.cpu_s for cost in roles.values()), steal_s=0.0
             ),
@@ -282,11 +298,14 @@ class FakePlace:
     def _used_s(self, role: _Role) -> float:
         return (self._clock.now_s() - role.started_s) * CPU_SHARE
 
-    def _program(self) -> ProgramCost:
-        """One that ran at every send call; it takes a hit 300 ns."""
+    def _program(self, *, is_timed: bool) -> ProgramCost:
+        """One that runs at every send call."""
         run_count = self._report_counters()["total"]["tx"]["send_call_count"]
         return ProgramCost(
-            program_id=1, run_count=run_count, run_time_ns=300 * run_count, recursion_miss_count=0
+            program_id=1,
+            run_count=run_count if is_timed else None,
+            run_time_ns=RUN_NS * run_count if is_timed else None,
+            recursion_miss_count=0,
         )
 
     def end_all(self) -> None:
@@ -325,7 +344,7 @@ class FakePlace:
     def _begin_load(self, client: _Role) -> None:
         client.began_load_s = self._clock.now_s()
         if CLIENT not in self._faults.never_ending:
-            client.ends_s = client.began_load_s + _load_s(client.options)
+            client.ends_s = client.began_load_s + find_load_s(client.options)
             client.exit_status = 5 if self._faults.is_client_incomplete else 0
         self._begin(Phase.LOAD)
 
@@ -399,7 +418,7 @@ class FakePlace:
         description = load_recording("server-describe")
         server = self._roles[SERVER].options
         description["probes"]["provider_path"] = f"{self.probe_directory()}/s2n_quic.so"
-        description["granted"]["tx_ring"] = _make_ring(
+        description["granted"]["tx_ring"] = make_ring(
             asked_bytes=int(server.get("--queue-send-buffer-size", "131072")),
             payload_bytes=min(
                 int(server.get("--max-mtu", "9000")) * int(server.get("--max-segments", "10")),
@@ -418,7 +437,7 @@ class FakePlace:
         client = self._roles.get(CLIENT)
         report = load_recording("server-report")
         if client is None or client.began_load_s > self._clock.now_s():
-            return _zero(report)
+            return zero(report)
         is_draining = self._clock.now_s() < client.ends_s + CLOSE_S
         open_count = self._faults.open_connection_count or int(is_draining)
         report["total"]["connections"]["open_count"] = open_count
@@ -448,50 +467,3 @@ class FakePlace:
                 last_words=started.stderr.strip(),
                 after_s=self.uptime_s(role),
             )
-
-
-def load_recording(name: str) -> dict[str, Any]:
-    """
-    What the recorded run's roles said: "server-describe", "server-report", "client-describe"
-    or "client-result".
-    """
-    value: dict[str, Any] = json.loads((RECORDINGS / f"{name}.json").read_bytes())
-    return value
-
-
-def _read_options(argv: Sequence[str]) -> dict[str, str]:
-    """Options with their values; of a tracer also its script."""
-    options = {
-        word: value
-        for word, value in itertools.pairwise(argv)
-        if word.startswith("-") and not value.startswith("--")
-    }
-    scripts = [word for word in argv if word.endswith(".bt")]
-    return options | ({"script": scripts[0]} if scripts else {})
-
-
-def _load_s(options: Mapping[str, str]) -> float:
-    moved_bytes = int(options.get("--receive", "0")) + int(options.get("--send", "0"))
-    by_bytes_s = moved_bytes / MOVED_BYTES_PER_S if moved_bytes else float("inf")
-    by_time_s = float(options["--duration"]) if "--duration" in options else float("inf")
-    return min(by_bytes_s, by_time_s)
-
-
-def _make_ring(*, asked_bytes: int, payload_bytes: int) -> dict[str, int]:
-    """The original's sizing rule: entries rounded up to a power of two, at least one."""
-    entries = max(1, asked_bytes // payload_bytes)
-    return {
-        "entries": 1 << (entries - 1).bit_length(),
-        "payload_bytes": payload_bytes,
-        "asked_bytes": asked_bytes,
-    }
-
-
-def _zero(report: dict[str, Any]) -> dict[str, Any]:
-    totals = {
-        group: {
-            name: 0 if isinstance(value, int) else type(value)() for name, value in counts.items()
-        }
-        for group, counts in report["total"].items()
-    }
-    return report | {"total": totals, "rings_empty": True}

@@ -48,10 +48,12 @@ class Watched:
     Args:
         look: Where its files are.
         pid: Its first process, as it is called there.
+        is_timed: The kernel was asked to time its BPF programs.
     """
 
     look: Look
     pid: int
+    is_timed: bool = False
 
 
 def take_reading(
@@ -68,9 +70,12 @@ def take_reading(
     costs = {role: read_role(each, is_alone=_is_tracer(role)) for role, each in watched.items()}
     running = {role: cost for role, cost in costs.items() if cost is not None}
     programs = {role: read_programs(watched[role]) for role in running if _is_tracer(role)}
-    notes = []
-    if any(each.run_count is None for held in programs.values() for each in held):
-        notes.append("the kernel does not time BPF programs here: it refused to, or is too old")
+    notes = [
+        f"the kernel was asked to time the programs of {role} and does not: it has no "
+        "BPF_ENABLE_STATS (Linux 5.8), or refuses it"
+        for role, held in programs.items()
+        if watched[role].is_timed and any(each.run_count is None for each in held)
+    ]
     sockets: list[UdpSocket] = []
     udp_counts: dict[str, int] = {}
     if SERVER in running:

@@ -36,6 +36,7 @@ from quiclab.runner.words import find_last_words
 
 PROJECT: Final = Path(__file__).resolve().parents[2]
 TRACER_ENTRY: Final = PROJECT / "docker" / "tracer-entry"
+TIMED: Final = PROJECT / "docker" / "timed"
 ANSWER_LIMIT_S: Final = 10.0
 CONTROL_WAIT_S: Final = 20.0  # Python, aioquic and the probes' library load in 0.5 s
 GONE_LIMIT_S: Final = 3.0
@@ -112,6 +113,7 @@ class ProcessRunner:
 class _Role:
     process: subprocess.Popen[bytes]
     started_s: float
+    is_timed: bool
     ended_s: float | None = field(default=None)
 
 
@@ -197,7 +199,7 @@ class ProcessPlace:
                 )
         except OSError as error:
             raise RunError(f"{role} cannot be started: {argv[0]}: {error.strerror}") from error
-        self._roles[role] = _Role(process, started_s=time.monotonic())
+        self._roles[role] = _Role(process, started_s=time.monotonic(), is_timed=argv[0] == "timed")
         self._record.note_process(process.pid)
 
     def request(self, role: str, op: str, **arguments: Any) -> Mapping[str, Any]:
@@ -278,7 +280,8 @@ class ProcessPlace:
         Look at this machine's own `/proc`.
         """
         watched = {
-            role: Watched(look_here, started.process.pid) for role, started in self._roles.items()
+            role: Watched(look_here, started.process.pid, is_timed=started.is_timed)
+            for role, started in self._roles.items()
         }
         return take_reading(watched, at_s=time.monotonic(), is_namespace_shared=True)
 
@@ -310,9 +313,15 @@ class ProcessPlace:
 
     def _localize(self, argv: Sequence[str]) -> list[str]:
         """The place's own programs for "python" and "bpftrace", to die with the lab."""
+        local = self._find_program(argv)
+        return [*_DIE_WITH_PARENT, *local] if shutil.which(_DIE_WITH_PARENT[0]) else local
+
+    def _find_program(self, argv: Sequence[str]) -> list[str]:
         program, *arguments = argv
         if program == "python":
             local = [sys.executable, *arguments]
+        elif program == "timed":
+            local = [sys.executable, "-IS", str(TIMED), *self._find_program(arguments)]
         elif program == "bpftrace":
             entry = [] if self._has_tracefs else [*OWN_MOUNTS, str(TRACER_ENTRY)]
             local = [*entry, self._bpftrace, *arguments]
@@ -320,7 +329,7 @@ class ProcessPlace:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), program)
         else:
             local = list(argv)
-        return [*_DIE_WITH_PARENT, *local] if shutil.which(_DIE_WITH_PARENT[0]) else local
+        return local
 
 
 def _ask(path: str, question: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from quiclab.grants import (
     list_grants,
     list_windows,
 )
-from quiclab.runner.fake import load_recording
+from quiclab.runner.recorded import load_recording
 from quiclab.scenario import Scenario
 
 SYSCTLS = {"net.core.wmem_max": "4194304", "net.core.rmem_max": "4194304"}

@@ -49,6 +49,7 @@ def test_every_value_lands_in_its_field() -> None:
         host_headers=True,
         tracer="auto",
         verify=True,
+        time_programs=True,
         runner="local",
         label="a name",
     )
@@ -74,6 +75,7 @@ def test_every_value_lands_in_its_field() -> None:
         "host-headers": True,
         "tracer": "auto",
         "verify": True,
+        "time-programs": True,
         "runner": "local",
         "label": "a name",
     }

@@ -38,6 +38,13 @@ def start_server(place: Place) -> ServerDescription:
     return ServerDescription.read(place.request(SERVER, "describe"))
 
 
+def count_runs(reading: Reading) -> int:
+    """How often the tracer's programs ran, of which each must be timed."""
+    programs = reading.programs[TRACER]
+    assert all(each.run_count is not None and each.run_time_ns is not None for each in programs)
+    return sum(each.run_count or 0 for each in programs)
+
+
 class PlaceContract(ABC):
     """
     The promises. Each test opens a place of its own.
@@ -143,7 +150,11 @@ class PlaceContract(ABC):
             place.write(TRACER, "udp-syscall.bt", script.text.encode())
             provider = place.provider_path_for_tracer(server.probes.provider_path or "")
             argv = tracer_command(
-                place, TRACER, script_file="udp-syscall.bt", provider_path=provider
+                place,
+                TRACER,
+                script_file="udp-syscall.bt",
+                provider_path=provider,
+                is_timed=True,
             )
             place.start(TRACER, argv, environment={})
             self._wait_for_attach(place)
@@ -152,7 +163,10 @@ class PlaceContract(ABC):
             place.request(CLIENT, "start")
             assert 0 == place.wait(CLIENT, timeout_s=END_LIMIT_S)
             counters = self._settled_counters(place)
-            self._check_costs(before, place.read_costs())
+            after = place.read_costs()
+            self._check_costs(before, after)
+            run_count = count_runs(after) - count_runs(before)
+            assert run_count >= counters.total["tx"]["send_call_count"]
             place.interrupt(TRACER)
             assert 0 == place.wait(TRACER, timeout_s=END_LIMIT_S)
             trace = parse_trace(place.read(TRACER, TRACE))

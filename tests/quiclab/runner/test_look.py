@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatch
 
 import pytest
@@ -166,13 +167,18 @@ def test_reading_holds_what_belongs_to_the_run() -> None:
     ids=["by-descriptor", "by-sysctl"],
 )
 def test_programs_are_timed_where_the_switch_is_on(switch: Mapping[str, str]) -> None:
-    """Either way of switching it on is seen; without one the reading says so."""
+    """Either way of switching it on is seen; without one there are no figures."""
     timed = take_reading(watch(make_files(**switch)), at_s=1.0, is_namespace_shared=True)
     assert [TIMED] == timed.programs[TRACER]
-    assert [] == timed.notes
     plain = take_reading(watch(make_files()), at_s=1.0, is_namespace_shared=True)
     assert [NOT_TIMED] == plain.programs[TRACER]
-    assert ["does not time BPF programs"] == [note[11:37] for note in plain.notes]
+
+
+def test_timing_that_was_asked_for_and_refused_is_noted() -> None:
+    """No figures without a word: who asked for them is told why there are none."""
+    watched = {TRACER: replace(watch(make_files())[TRACER], is_timed=True)}
+    (note,) = take_reading(watched, at_s=1.0, is_namespace_shared=True).notes
+    assert "asked to time the programs of tracer and does not" in note
 
 
 def test_server_without_a_socket_to_be_seen_is_noted() -> None:
