@@ -105,8 +105,8 @@ class ScriptAccount(Account):
     unknown_record_count: int = 0
     complaint_count: int = 0
     is_cut_off: bool = False
-    maps: Sequence[MapAccount] = ()
-    pairs: Sequence[PairAccount] = ()
+    maps: tuple[MapAccount, ...] = ()
+    pairs: tuple[PairAccount, ...] = ()
     cost: ProbeCost | None = None
 
 
@@ -164,7 +164,7 @@ class Accounts(Account):
     """
 
     scripts: Mapping[str, ScriptAccount]
-    balances: Sequence[Balance] = ()
+    balances: tuple[Balance, ...] = ()
     udp_counts: Mapping[str, int] | None = None
     is_namespace_shared: bool = False
     server_drop_count: int = 0
@@ -196,7 +196,7 @@ def account(evidence: Evidence) -> Accounts:
 # Tracers -----------------------------------------------------------------------
 
 
-def account_pairs(evidence: Evidence, tracer: TracerEvidence) -> Sequence[PairAccount]:
+def account_pairs(evidence: Evidence, tracer: TracerEvidence) -> tuple[PairAccount, ...]:
     """
     Hold starts against ends; () for a trace without its final maps.
     """

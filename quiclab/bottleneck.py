@@ -129,7 +129,8 @@ def _network_candidates(evidence: Evidence) -> Iterator[tuple[Limit, str]]:
         waited_ns = find_counter(counters.total, "connections.window_wait_ns")
     share = (waited_ns or 0) / 1e9 / (result.load_s * max(1, len(counters.workers)))
     if share >= WAITING_SHARE:
-        yield "window", f"QUIC's window: the server slept {share:.0%} of the time behind a full one"
+        slept = f"the server slept {100 * share:.0f} % of the time behind a full one"
+        yield "window", f"QUIC's window: {slept}"
     calls = find_counter(counters.total, "tx.send_call_count") or 0
     blocked = find_counter(counters.total, "tx.blocked_count") or 0
     if calls and blocked / calls >= BLOCKED_SHARE:

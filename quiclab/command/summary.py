@@ -3,11 +3,12 @@ A run's result in lines for people: pure, label first, units always, folder last
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
+from quiclab.accounting import Accounts
 from quiclab.answers import ClientResult
 from quiclab.artifacts import Manifest
 from quiclab.grants import Grant
@@ -27,7 +28,6 @@ LABEL_COLUMN: Final = 10
 _BAR_WIDTH: Final = 36
 _ROW_WIDTH: Final = 71  # columns of a bucket's row, under whose end a map's total stands
 _MOST_LINES: Final = 24  # of a map that is no histogram; the rest stands in trace.txt
-_BUSY_SHARE: Final = 0.9  # of one core, from which on a process is called the limit
 
 
 _PHASE_WORDS: Final = {
@@ -68,8 +68,10 @@ def render_result(
     result: "RunResult", scenario: Scenario, scripts: Sequence[Script], *, is_verbose: bool
 ) -> Iterator[Line]:
     """
-    Everything worth a look, in reading order; the verdict near the end.
+    Everything worth a look, in reading order; the verdict near the end, and first if it is bad.
     """
+    if result.verdict.word != "ok":
+        yield _verdict_line(result.verdict)
     if result.client is not None:
         yield Line("load", render_load(scenario, ClientResult.read(result.client)))
     for script in scripts:
@@ -79,11 +81,13 @@ def render_result(
             yield from render_trace(trace, script, direction=scenario.direction)
     yield Line("", "")
     yield from render_grants(result.manifest.granted, is_verbose=is_verbose)
-    limit = render_limit(result.client, result.counters)
-    if limit:
-        yield Line("limit", limit)
+    manifest = result.manifest
+    if manifest.bottleneck is not None:
+        yield Line("limit", manifest.bottleneck.text)
+    if manifest.accounts is not None:
+        yield from render_accounts(manifest.accounts, is_verbose=is_verbose)
     if is_verbose:
-        yield from render_times(result.manifest)
+        yield from render_times(manifest)
     yield from render_verdict(result.verdict)
 
 
@@ -194,42 +198,71 @@ def render_grants(grants: Sequence[Grant], *, is_verbose: bool) -> Iterator[Line
         yield Line("granted", f"as asked: {', '.join(as_asked)}")
 
 
-def render_limit(client: Mapping[str, Any] | None, counters: Mapping[str, Any] | None) -> str:
+def render_accounts(accounts: Accounts, *, is_verbose: bool) -> Iterator[Line]:
     """
-    Who held the load back, as far as CPU time tells; "" when that is not known.
+    What tracing cost, and whether the accounts balance; each balance alone when verbose.
     """
-    if client is None or counters is None or not client.get("load_s"):
-        return ""
-    load_s = client["load_s"]
-    workers = [_cpu_s(worker) / load_s for worker in counters.get("workers", ())]
-    own = _cpu_s(client) / load_s
-    if not any(workers):
-        return ""
-    shares = " + ".join(f"{share:.2f}" for share in workers)
-    cores = f"server {shares} of {render_count(len(workers), 'core')}, client {own:.2f} of 1 core"
-    is_server_busy = max(workers) >= _BUSY_SHARE
-    if client.get("is_bottleneck") and is_server_busy:
-        return f"the CPU of both ends ({cores})"
-    if client.get("is_bottleneck"):
-        return f"the client: {client.get('bottleneck_note') or 'its CPU'} ({cores})"
-    if is_server_busy:
-        return f"the server's CPU ({cores})"
-    return f"neither end's CPU ({cores})"
+    for name, script in accounts.scripts.items():
+        if script.cost is not None and script.cost.hit_count:
+            share = ""
+            if accounts.server_cpu_s:
+                percent = 100 * script.cost.cpu_s / accounts.server_cpu_s
+                shown = "< 0.1" if percent < 0.05 else f"{percent:.1f}"  # noqa: PLR2004
+                share = f", {shown} % of the server's {accounts.server_cpu_s:.2f} CPU-s"
+            yield Line("probes", f"{name}: {script.cost.render()}{share}")
+    if is_verbose:
+        yield from _render_pairs(accounts)
+        for balance in accounts.balances:
+            yield Line("balance", balance.render())
+    elif accounts.balances:
+        kept_count = sum(balance.is_kept for balance in accounts.balances)
+        count = render_count(len(accounts.balances), "balance")
+        yield Line(
+            "accounts", f"{kept_count:,} of {count} kept between {_render_parties(accounts)}"
+        )
 
 
-def _cpu_s(process: Mapping[str, Any]) -> float:
-    return float(process.get("cpu_user_s", 0.0)) + float(process.get("cpu_system_s", 0.0))
+def _render_pairs(accounts: Accounts) -> Iterator[Line]:
+    for name, script in accounts.scripts.items():
+        for pair in script.pairs:
+            text = (
+                f"{name} {pair.starts}: {pair.start_count:,} starts, {pair.matched_count:,} ended, "
+                f"{pair.outstanding_count:,} outstanding of at most {pair.key_limit:,}, "
+                f"{render_count(pair.unmatched_count, 'end')} without a start"
+            )
+            yield Line("pairs", text)
+
+
+def _render_parties(accounts: Accounts) -> str:
+    """Name those whose figures are held against each other, as far as there are any."""
+    words = {word for each in accounts.balances for word in (each.left, each.right)}
+    parties = [
+        party
+        for party, word in (("tracer", "traced"), ("server", "server"), ("client", "client"))
+        if any(each.startswith(word) for each in words)
+    ]
+    *others, last = parties
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def render_verdict(verdict: Verdict) -> Iterator[Line]:
     """
-    The word and its reason, then every further finding.
+    The word and its reason, then every further finding, what can be done in brackets.
     """
-    tone = {"ok": "good", "degraded": "doubtful", "invalid": "bad"}[verdict.word]
-    yield Line("verdict", f"{verdict.word}: {verdict.summary}", tone=tone)
+    yield _verdict_line(verdict)
+    told = {verdict.summary}
     for finding in verdict.findings:
-        if finding.text != verdict.summary:
+        is_summed_up = verdict.summary.startswith(f"{finding.text} (and ")
+        if finding.text not in told and not is_summed_up:
             yield Line("", f"{finding.severity}: {finding.text}")
+        if finding.severity != "note" and finding.remedy and finding.remedy not in told:
+            yield Line("", f"({finding.remedy})")
+        told |= {finding.text, finding.remedy}
+
+
+def _verdict_line(verdict: Verdict) -> Line:
+    tone = {"ok": "good", "degraded": "doubtful", "invalid": "bad"}[verdict.word]
+    return Line("verdict", f"{verdict.word}: {verdict.summary}", tone=tone)
 
 
 def render_json(result: "RunResult") -> str:

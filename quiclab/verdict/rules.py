@@ -45,8 +45,12 @@ def judge(evidence: Evidence) -> Verdict:
 
 def _render_trust(evidence: Evidence) -> str:
     """What a run that nothing speaks against is trusted for."""
-    attached_count = sum(t.announced_probe_count or 0 for t in evidence.tracers)
-    parts = [f"{attached_count} of {attached_count} probes", "nothing lost"]
+    if evidence.tracer_kind == "none":
+        return "not traced; all that was asked for came"
+    parts = ["recorded in process, without bpftrace"]
+    if evidence.tracer_kind == "bpftrace":
+        attached_count = sum(t.announced_probe_count or 0 for t in evidence.tracers)
+        parts = [f"{attached_count} of {attached_count} probes", "nothing lost"]
     counted = {
         result.check.counter: result.counted or 0
         for tracer in evidence.tracers
@@ -55,5 +59,6 @@ def _render_trust(evidence: Evidence) -> str:
     }
     if counted:
         total = f"{sum(counted.values()):,}"
-        parts.append(f"{total} events traced = {total} counted by the server")
+        verb = "traced" if evidence.tracer_kind == "bpftrace" else "recorded"
+        parts.append(f"{total} events {verb} = {total} counted by the server")
     return ", ".join(parts)

@@ -8,20 +8,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quiclab.accounting import account
 from quiclab.command.summary import (
     Line,
+    render_accounts,
     render_grants,
-    render_limit,
     render_map,
+    render_result,
     render_rows,
     render_trace,
     render_verdict,
 )
+from quiclab.experiment import run
 from quiclab.grants import Grant
 from quiclab.histogram import Bucket, Histogram
+from quiclab.runner.fake import FakeRunner
+from quiclab.runner.faults import Faults
+from quiclab.scenario import Scenario
 from quiclab.trace.events import MapSnapshot, Trace
-from quiclab.trace.script import MapNote, parse_script
+from quiclab.trace.script import MapNote, load_script, parse_script
 from quiclab.verdict import Finding, Verdict
+from tests.quiclab.verdict.plants import make_evidence
 
 NOTE = MapNote("@tx_arg_counts", "messages", "asked of one sendmmsg")
 SCRIPT = parse_script(
@@ -125,44 +132,40 @@ def test_what_fell_short_comes_with_its_reason_and_its_fix() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("server_s", "client", "words"),
-    [
+def test_accounts_say_what_tracing_cost_and_what_balances() -> None:
+    """One line a script for its hits, one for all balances."""
+    lines = [
+        (line.label, line.text)
+        for line in render_accounts(account(make_evidence()), is_verbose=False)
+    ]
+    assert lines == [
         (
-            4.9,
-            {"cpu_user_s": 2.0},
-            "the server's CPU (server 0.98 of 1 core, client 0.40 of 1 core)",
+            "probes",
+            "udp-syscall: 746 hits × 465 ns = 0.3 ms of CPU, < 0.1 % of the server's 0.70 CPU-s",
         ),
-        (
-            2.0,
-            {"cpu_user_s": 2.0},
-            "neither end's CPU (server 0.40 of 1 core, client 0.40 of 1 core)",
-        ),
-        (
-            2.0,
-            {"cpu_user_s": 4.9, "is_bottleneck": True, "bottleneck_note": "its core is full"},
-            "the client: its core is full (server 0.40 of 1 core, client 0.98 of 1 core)",
-        ),
-        (
-            4.9,
-            {"cpu_user_s": 4.8, "is_bottleneck": True, "bottleneck_note": "its core is full"},
-            "the CPU of both ends (server 0.98 of 1 core, client 0.96 of 1 core)",
-        ),
-    ],
-    ids=["server", "neither", "client", "both"],
-)
-def test_the_limit_is_named_by_cpu_time(
-    server_s: float, client: dict[str, object], words: str
-) -> None:
-    """Who was busy is said with the shares of a core behind it."""
-    counters = {"workers": [{"cpu_user_s": server_s, "cpu_system_s": 0.0}]}
-    assert render_limit({"load_s": 5.0, **client}, counters) == words
+        ("accounts", "9 of 9 balances kept between tracer, server and client"),
+    ]
 
 
-def test_no_limit_is_named_where_nothing_was_measured() -> None:
-    """A run that failed early claims nothing."""
-    assert render_limit(None, None) == ""
-    assert render_limit({"load_s": 0.0}, {"workers": []}) == ""
+def test_accounts_are_told_one_by_one_when_verbose() -> None:
+    """Each pair and each balance has a line with its figures."""
+    lines = texts(list(render_accounts(account(make_evidence()), is_verbose=True)))
+    assert (
+        "udp-syscall @tx_arg_counts: 83 starts, 83 ended, 0 outstanding of at most 4,096, "
+        "0 ends without a start"
+    ) in lines
+    assert "events of udp-syscall: traced @tx_latencies 83 = server tx.send_call_count 83" in lines
+
+
+@pytest.mark.parametrize(("lost", "first"), [(0, "load"), (3, "verdict")], ids=["ok", "degraded"])
+def test_a_verdict_that_is_not_ok_stands_first(lost: int, first: str, tmp_path: Path) -> None:
+    """Who reads one line reads the reservation; it is repeated near the end with the rest."""
+    scenario = Scenario.model_validate({"script": ("udp-syscall",), "direction": "both"})
+    runner = FakeRunner(Faults(lost_event_count=lost))
+    result = run(scenario, runner=runner, output=tmp_path, clock=runner.clock)
+    lines = list(render_result(result, scenario, [load_script("udp-syscall")], is_verbose=False))
+    assert first == lines[0].label
+    assert "verdict" == [line.label for line in lines if line.label][-1]
 
 
 def test_every_finding_is_said_and_the_first_only_once() -> None:

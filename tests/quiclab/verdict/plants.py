@@ -15,8 +15,8 @@ from quiclab.answers import (
 from quiclab.evidence import Evidence, RoleEvidence, TracerEvidence
 from quiclab.grants import Grant
 from quiclab.runner.drops import UdpSocket
-from quiclab.runner.recorded import RECORDINGS, load_recording
 from quiclab.runner.reading import ProgramCost, Reading
+from quiclab.runner.recorded import RECORDINGS, load_recording
 from quiclab.scenario import Scenario
 from quiclab.trace.ndjson import parse_trace
 from quiclab.trace.script import load_script

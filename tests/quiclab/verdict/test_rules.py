@@ -14,8 +14,8 @@ from quiclab.errors import ExitCode
 from quiclab.evidence import Evidence, RoleEvidence
 from quiclab.grants import Grant
 from quiclab.runner.drops import UdpSocket
-from quiclab.runner.recorded import load_recording
 from quiclab.runner.reading import Reading
+from quiclab.runner.recorded import load_recording
 from quiclab.verdict import RULES, Verdict, judge
 from tests.quiclab.verdict.plants import (
     HELPER,
