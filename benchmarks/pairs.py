@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Literal, Protocol, TypeVar
 
-# A run with more of either is repeated. Parts of what all usable cores had in that time.
-MOST_STEAL: Final = 0.02
+from quiclab.comparison import MOST_STEAL
+
+# A run with more of it, or of MOST_STEAL, is repeated. Part of what all usable cores had.
 MOST_FOREIGN: Final = 0.05
 MOST_TRIES: Final = 3
 
@@ -188,22 +189,3 @@ def run_until_quiet(
 
 def _noise(run: Noisy) -> float:
     return run.steal / MOST_STEAL + max(0.0, run.foreign) / MOST_FOREIGN
-
-
-def choose_quiet(disturbed: Sequence[bool]) -> tuple[list[int], bool]:
-    """
-    Choose the pairs that count.
-
-    Half of them must be undisturbed, and then these alone count; else all do, and the
-    result cannot be relied on.
-
-    Args:
-        disturbed: For each pair, whether one of its runs stayed disturbed.
-
-    Returns:
-        Indexes of those that count, and whether they can be relied on.
-    """
-    quiet = [index for index, is_noisy in enumerate(disturbed) if not is_noisy]
-    if quiet and 2 * len(quiet) >= len(disturbed):
-        return quiet, True
-    return list(range(len(disturbed))), False

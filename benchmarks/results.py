@@ -14,9 +14,10 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 from benchmarks.cases import Case
 from benchmarks.hits_report import HitsReport
 from benchmarks.measure import Calibration
-from benchmarks.pairs import Figure, Order, Spread, Verdict, choose_quiet, is_disturbed
+from benchmarks.pairs import Figure, Order, Spread, Verdict, is_disturbed
 from benchmarks.sides import Outcome, Side, Work
 from quiclab.artifacts import ArtifactError
+from quiclab.comparison import choose_quiet
 from quiclab.machine.host import GitFacts, Host
 
 SCHEMA: Final = 1

@@ -160,6 +160,8 @@ class Manifest(BaseModel):
     """What was seen and lost, and what must balance (quiclab/accounting.py)."""
     bottleneck: Bottleneck | None = None
     """What held the load back, with the figures that say so."""
+    overhead: Mapping[str, Any] | None = None
+    """What tracing cost, by untraced twins (quiclab/overhead.py); None when not asked for."""
     verdict: Verdict | None = None
 
 
@@ -250,6 +252,13 @@ class RunFolder:
                 f"cannot make a folder in {output}: {error.strerror}; give another --output"
             ) from error
         return cls(output / name, owner=owner)
+
+    @classmethod
+    def reopen(cls, path: Path) -> "RunFolder":
+        """
+        A folder that a run has left; what is written into it belongs to whom the rest belongs to.
+        """
+        return cls(path, owner=_find_owner(path))
 
     def write(self, name: str, data: bytes | str) -> None:
         """

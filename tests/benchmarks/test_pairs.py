@@ -14,7 +14,6 @@ from benchmarks.pairs import (
     Figure,
     Goal,
     Spread,
-    choose_quiet,
     is_disturbed,
     orders,
     run_until_quiet,
@@ -178,21 +177,6 @@ def test_never_quiet_gives_the_least_disturbed_after_a_bounded_number() -> None:
     runs, taken = feed(Run(foreign=0.5), Run(foreign=0.1), Run(steal=0.9), Run())
     assert run_until_quiet(runs.__next__) == Run(foreign=0.1)
     assert len(taken) == MOST_TRIES
-
-
-@pytest.mark.parametrize(
-    ("disturbed", "expected"),
-    [
-        ([False, False], ([0, 1], True)),
-        ([True, False], ([1], True)),
-        ([True, False, True, False], ([1, 3], True)),
-        ([True, True, False], ([0, 1, 2], False)),
-        ([True], ([0], False)),
-    ],
-)
-def test_pairs_that_count(disturbed: list[bool], expected: tuple[list[int], bool]) -> None:
-    """Quiet ones alone when they are half of all; else all, and not to be relied on."""
-    assert choose_quiet(disturbed) == expected
 
 
 def test_runs_that_are_not_the_result_are_not_forgotten() -> None:
