@@ -29,6 +29,7 @@ from qh3.quic.connection import QuicConnection as Qh3Connection
 
 from benchmarks.load import FLOW_CONTROL_BYTES, LoadError
 from server.certificate import make_certificate
+from server.content import content_chunk, find_content_error
 from server.internals import (
     NoPacer,
     capped_congestion_control,
@@ -37,13 +38,7 @@ from server.internals import (
     window_bytes,
 )
 from server.options import EndpointOptions
-from server.perf import (
-    ALPN,
-    PerfServer,
-    content_chunk,
-    encode_header,
-    find_content_error,
-)
+from server.perf import ALPN, PerfServer, encode_header
 
 # As server.worker gives them.
 _FLOW_CONTROL_BYTES: Final = 16 * 1024 * 1024

@@ -39,15 +39,8 @@ from qh3.quic.events import HandshakeCompleted, StreamDataReceived  # noqa: E402
 from benchmarks.instructions_cases import CodeName, Done, Place, Work  # noqa: E402
 from server import internals  # noqa: E402
 from server.certificate import ServerCertificate  # noqa: E402
-from server.perf import (  # noqa: E402
-    ALPN,
-    CONTENT_PERIOD,
-    ENDLESS,
-    PerfServer,
-    content_chunk,
-    encode_header,
-    find_content_error,
-)
+from server.content import CONTENT_PERIOD, content_chunk, find_content_error  # noqa: E402
+from server.perf import ALPN, ENDLESS, PerfServer, encode_header  # noqa: E402
 from server.settings import parse_settings  # noqa: E402
 from server.starting import find_certificate, open_sockets  # noqa: E402
 from server.worker import FLOW_CONTROL_BYTES, Worker, make_configuration  # noqa: E402

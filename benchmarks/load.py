@@ -40,13 +40,8 @@ from qh3.quic.events import (
 )
 
 from benchmarks.load_io import LoadSocket
-from server.perf import (
-    ALPN,
-    LARGEST_CHUNK_BYTES,
-    content_chunk,
-    encode_header,
-    find_content_error,
-)
+from server.content import LARGEST_CHUNK_BYTES, content_chunk, find_content_error
+from server.perf import ALPN, encode_header
 
 FLOW_CONTROL_BYTES: Final = 1 << 40  # never the limit; QUIC allows 2^62 - 1
 _MESSAGE_COUNT: Final = 2  # RFC 9000, Section 13.2.2

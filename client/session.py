@@ -28,8 +28,9 @@ from aioquic.quic.events import (
 
 from client.closing import Close, ClosedBy
 from client.plan import StreamPlan
+from server.content import ContentFeed, find_content_error
 from server.internals import SendProgress, close_reason, has_close_reason, is_ending
-from server.perf import ENDLESS, HEADER_BYTES, ContentFeed, encode_header, find_content_error
+from server.perf import ENDLESS, HEADER_BYTES, encode_header
 
 # Servers commonly allow 100 streams at once (aioquic 128); and each open stream costs
 # aioquic time with every packet. The next one is opened when one has ended.

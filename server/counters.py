@@ -16,6 +16,10 @@ _BUCKET_COUNT = 12
 class TxCounters:
     """
     Counts of one TX ring; every name says what one unit is.
+
+    `gso_message_count` counts messages of several datagrams that the kernel took whole;
+    `ring_full_count` how often building had to wait because no slot was free;
+    `most_filled_count` the most slots that waited for one call.
     """
 
     __slots__ = (
@@ -25,11 +29,14 @@ class TxCounters:
         "datagram_sent_count",
         "datagram_written_count",
         "error_counts",
+        "gso_message_count",
         "io_acquire_count",
         "io_release_count",
         "message_sent_count",
         "message_written_count",
         "messages_per_call",
+        "most_filled_count",
+        "ring_full_count",
         "send_call_count",
         "single_send_call_count",
         "task_acquire_count",
@@ -50,6 +57,9 @@ class TxCounters:
         self.datagram_dropped_count = 0
         self.byte_sent_count = 0
         self.blocked_count = 0
+        self.gso_message_count = 0
+        self.ring_full_count = 0
+        self.most_filled_count = 0
         self.io_acquire_count = 0
         self.io_release_count = 0
         self.task_acquire_count = 0
@@ -68,6 +78,8 @@ class TxCounters:
 class RxCounters:
     """
     Counts of one RX ring.
+
+    `gro_message_count` counts messages that the kernel joined of several datagrams.
     """
 
     __slots__ = (
@@ -76,6 +88,7 @@ class RxCounters:
         "datagram_read_count",
         "empty_receive_call_count",
         "error_counts",
+        "gro_message_count",
         "io_acquire_count",
         "io_release_count",
         "message_read_count",
@@ -97,6 +110,7 @@ class RxCounters:
         self.message_received_count = 0
         self.message_read_count = 0
         self.datagram_read_count = 0
+        self.gro_message_count = 0
         self.byte_received_count = 0
         self.io_acquire_count = 0
         self.io_release_count = 0
@@ -134,6 +148,83 @@ class ReceiveBufferCounters:
         return {name: getattr(self, name) for name in self.__slots__}
 
 
+class LoopCounters:
+    """
+    Where a loop's time went, and how late it was.
+
+    `wait_ns` is time asleep, `window_wait_ns` the part of it in which a connection could
+    not send because its window was full. A timer is late when its call came more than
+    1 ms after it was due; `latest_timer_ns` is the worst delay of all.
+    """
+
+    LATE_NS = 1_000_000
+
+    __slots__ = (
+        "late_timer_count",
+        "latest_timer_ns",
+        "timer_count",
+        "turn_count",
+        "wait_ns",
+        "window_wait_ns",
+    )
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Count from zero."""
+        self.turn_count = 0
+        self.wait_ns = 0
+        self.window_wait_ns = 0
+        self.timer_count = 0
+        self.late_timer_count = 0
+        self.latest_timer_ns = 0
+
+    def on_timer(self, delay_ns: int) -> None:
+        """A timer's call, so long after it was due."""
+        self.timer_count += 1
+        if delay_ns > self.LATE_NS:
+            self.late_timer_count += 1
+        self.latest_timer_ns = max(self.latest_timer_ns, delay_ns)
+
+    def report(self) -> dict[str, int]:
+        """As it stands in the report."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+class RecoveryCounters:
+    """
+    What loss recovery did (RFC 9002), all connections together.
+
+    A packet counts as lost when aioquic takes it for lost, also when it only sends its
+    frames again because a probe timeout came. `packet_sent_count` is asked of the
+    connections themselves, so it costs nothing while they send.
+    """
+
+    __slots__ = ("byte_lost_count", "packet_lost_count", "packet_sent_count", "probe_timeout_count")
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Count from zero."""
+        self.packet_sent_count = 0
+        self.packet_lost_count = 0
+        self.byte_lost_count = 0
+        self.probe_timeout_count = 0
+
+    def report(self, *, open_sent_count: int = 0) -> dict[str, int]:
+        """
+        As it stands in the report.
+
+        Args:
+            open_sent_count: What connections that are still open have sent.
+        """
+        report = {name: getattr(self, name) for name in self.__slots__}
+        report["packet_sent_count"] += open_sent_count
+        return report
+
+
 class ConnectionCounters:
     """
     Connections by state, and why they ended.
@@ -142,10 +233,20 @@ class ConnectionCounters:
     # A peer chooses the words of a close reason, so only so many kinds are kept.
     MOST_REASONS = 64
 
-    __slots__ = ("_reasons", "closed_count", "open_count", "opened_count", "other_reason_count")
+    __slots__ = (
+        "_reasons",
+        "blocked_now_count",
+        "closed_count",
+        "open_count",
+        "opened_count",
+        "other_reason_count",
+        "window_blocked_count",
+    )
 
     def __init__(self) -> None:
         self.open_count = 0
+        self.blocked_now_count = 0
+        """Connections whose window is used up at this moment."""
         self.reset()
 
     def reset(self) -> None:
@@ -153,6 +254,7 @@ class ConnectionCounters:
         self.opened_count = 0
         self.closed_count = 0
         self.other_reason_count = 0
+        self.window_blocked_count = 0
         self._reasons: dict[tuple[int, int | None, str, str], int] = {}
 
     def on_opened(self) -> None:
@@ -178,6 +280,7 @@ class ConnectionCounters:
             "opened_count": self.opened_count,
             "open_count": self.open_count,
             "closed_count": self.closed_count,
+            "window_blocked_count": self.window_blocked_count,
         }
 
     def report_reasons(self) -> list[dict[str, Any]]:
@@ -202,6 +305,8 @@ class ConnectionCounters:
 def add_up(reports: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """
     Add reports of one shape: numbers by name, histograms by bucket.
+
+    Of a number whose name begins with "most" or "latest" the largest counts.
     """
     total: dict[str, Any] = {}
     for report in reports:
@@ -210,6 +315,8 @@ def add_up(reports: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
                 total[name] = add_up([total.get(name, {}), value])
             elif isinstance(value, list):
                 total[name] = _add_buckets(total.get(name, []), value)
+            elif name.startswith(("most_", "latest_")):
+                total[name] = max(total.get(name, 0), value)
             else:
                 total[name] = total.get(name, 0) + value
     return total
@@ -225,6 +332,8 @@ def merge_reports(workers: list[dict[str, Any]]) -> dict[str, Any]:
         "tx": TxCounters().report(),
         "rx": RxCounters().report(),
         "receive_buffer": ReceiveBufferCounters().report(),
+        "recovery": RecoveryCounters().report(),
+        "loop": LoopCounters().report(),
         "perf": {},
     }
     return {

@@ -3,19 +3,14 @@ One UDP socket and the QUIC connections on it.
 
 A turn of the loop: receive what is there, feed the connections, hand their events
 to the applications, let connections with something to say build datagrams into
-the TX ring, flush it. The ring paces: a connection may build one message at a
-time, then the next has its turn, and when no slot is free the ring is emptied
-before anyone builds more. So what waits, waits in the ring, where it is seen.
+the TX ring (server/builder.py), flush it.
 """
 
 import math
 import sys
 import traceback
-from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import groupby
-from operator import itemgetter
 from typing import Final
 
 from aioquic.quic.configuration import QuicConfiguration
@@ -32,7 +27,8 @@ from aioquic.quic.events import (
 from aioquic.quic.packet import QuicErrorCode, QuicFrameType
 
 from server import internals, routing
-from server.counters import ConnectionCounters
+from server.builder import Builder
+from server.counters import ConnectionCounters, RecoveryCounters
 from server.intake import Intake
 from server.loop import NO_MEMORY_WAIT_S, Loop
 from server.options import EndpointOptions
@@ -45,15 +41,7 @@ __all__ = ["Application", "ApplicationFactory", "Endpoint", "EndpointOptions"]
 
 ApplicationFactory = Callable[[QuicConnection], Application]
 
-# Messages built before the socket is looked at again, at least; so that many
-# connections with much to say don't keep acknowledgements waiting.
-_TURN_MESSAGE_COUNT: Final = 64
-# What an application is asked for at most, so that a window without a cap does not
-# end up as one huge copy in a stream's buffer.
-_LARGEST_PRODUCE_BYTES: Final = 8 * 1024 * 1024
 _MOST_FAULTS_SHOWN: Final = 5
-
-_address_of = itemgetter(1)
 
 
 class Endpoint:
@@ -79,6 +67,7 @@ class Endpoint:
     ) -> None:
         self.udp = udp
         self.connections = ConnectionCounters()
+        self.recovery = RecoveryCounters()
         self.on_closed: Callable[[QuicConnection], None] | None = None
         """Called when a connection has ended."""
         self._loop = loop
@@ -93,8 +82,9 @@ class Endpoint:
             on_fault=self._show_fault,
         )
         self._by_connection: dict[QuicConnection, Session] = {}
-        self._ready: deque[Session] = deque()
-        self._last_built: Session | None = None
+        self.builder = Builder(
+            udp, self, addresses=self._addresses, pacing=options.pacing, now_s=loop.now_s
+        )
         self._fault_count = 0
         datagram_bytes = configuration.max_datagram_size
         self.budget = WindowBudget(
@@ -119,7 +109,7 @@ class Endpoint:
         connection = QuicConnection(configuration=configuration)
         session = self._open(connection, factory(connection))
         connection.connect(address, now=self._loop.now_s())
-        self._touch(session)
+        self.builder.touch(session)
         return connection, session.application
 
     def touch(self, connection: QuicConnection) -> None:
@@ -128,7 +118,7 @@ class Endpoint:
         """
         session = self._by_connection.get(connection)
         if session is not None:
-            self._touch(session)
+            self.builder.touch(session)
 
     def set_window_cap(self, cap_bytes: int) -> None:
         """
@@ -150,13 +140,34 @@ class Endpoint:
             session.connection.close(
                 error_code=error_code, frame_type=QuicFrameType.PADDING, reason_phrase=reason
             )
-            self._touch(session)
+            self.builder.touch(session)
         now_s = self._loop.now_s()
         self.transmit(now_s)
         for session in list(self._by_connection.values()):
             self._forget(session)
         self._loop.remove(self)
         self.udp.close()
+
+    def reset_counters(self) -> None:
+        """
+        Count connections, their recovery and the lowest window from now on.
+        """
+        self.connections.reset()
+        self.recovery.reset()
+        self.budget.reset()
+        for session in self._by_connection.values():
+            session.packets_at_reset = internals.sent_packet_count(session.connection)
+
+    def report_recovery(self) -> dict[str, int]:
+        """
+        What loss recovery did, of connections that are over and of those that are open.
+        """
+        sessions = self._by_connection.values()
+        return self.recovery.report(open_sent_count=sum(map(self._count_sent, sessions)))
+
+    @staticmethod
+    def _count_sent(session: Session) -> int:
+        return internals.sent_packet_count(session.connection) - session.packets_at_reset
 
     @property
     def is_idle(self) -> bool:
@@ -170,6 +181,11 @@ class Endpoint:
         """The socket is full, and the kernel will tell when it no longer is."""
         return self.udp.tx.is_blocked_by_room
 
+    @property
+    def is_window_blocked(self) -> bool:
+        """Some connection waits until its window has room."""
+        return self.connections.blocked_now_count > 0
+
     def fileno(self) -> int:
         """The socket's descriptor."""
         return self.udp.fileno()
@@ -179,7 +195,7 @@ class Endpoint:
         tx = self.udp.tx
         if tx.blocked_by:
             return math.inf if tx.is_blocked_by_room else NO_MEMORY_WAIT_S
-        return 0.0 if self._ready or not self.udp.rx.is_drained else math.inf
+        return 0.0 if self.builder.has_ready or not self.udp.rx.is_drained else math.inf
 
     def receive(self, now_s: float) -> None:
         """
@@ -195,13 +211,13 @@ class Endpoint:
         Let connections that were touched say what they have to say.
         """
         tx = self.udp.tx
-        if not self._ready and tx.is_empty:
+        if not self.builder.has_ready and tx.is_empty:
             return
         if tx.blocked_by:
             tx.flush()
-        if self._ready:
-            self._build(now_s)
-        if not self._ready and not tx.blocked_by:
+        if self.builder.has_ready:
+            self.builder.build(now_s)
+        if not self.builder.has_ready and not tx.blocked_by:
             tx.flush()
 
     # Receiving -------------------------------------------------------------------
@@ -221,11 +237,11 @@ class Endpoint:
                 session = found
                 cid = routing.short_header_cid(datagram) if datagram[0] < 0x80 else None  # noqa: PLR2004
                 receive = session.connection.receive_datagram
-                self._touch(session)
+                self.builder.touch(session)
             try:
                 receive(datagram, address, now_s)
             except Exception as error:  # noqa: BLE001 - whatever a peer sends, others go on
-                self._fail(session, error)
+                self.fail(session, error)
 
     def _begin(self, connection: QuicConnection) -> Session:
         """
@@ -233,21 +249,26 @@ class Endpoint:
         """
         assert self._accept is not None
         session = self._open(connection, self._accept(connection))
-        self._touch(session)
+        self.builder.touch(session)
         return session
 
     def _open(self, connection: QuicConnection, application: Application) -> Session:
         session = Session(
-            connection, application, pacing=self._options.pacing, on_due=self._on_timer
+            connection,
+            application,
+            pacing=self._options.pacing,
+            on_due=self._on_timer,
+            counters=self.connections,
         )
         self._intake.add(session, connection.host_cid)
         self._by_connection[connection] = session
         self.connections.on_opened()
+        internals.watch_recovery(connection, self.recovery)
         internals.share_cap(connection, self.budget.shared)
         self.budget.join(internals.find_capped_window(connection))
         return session
 
-    def _fail(self, session: Session, error: Exception) -> None:
+    def fail(self, session: Session, error: Exception) -> None:
         """
         End a connection that tripped over a fault in it or under it.
         """
@@ -260,7 +281,7 @@ class Endpoint:
             reason_phrase="internal error",
         )
 
-    def _abandon(self, session: Session) -> None:
+    def abandon(self, session: Session) -> None:
         """
         Drop a connection that cannot even say that it closes.
         """
@@ -286,118 +307,12 @@ class Endpoint:
                 flush=True,
             )
 
-    # Sending ---------------------------------------------------------------------
-
-    def _touch(self, session: Session) -> None:
-        if not session.is_ready:
-            session.is_ready = True
-            self._ready.append(session)
-
-    def _build(self, now_s: float) -> None:
-        """
-        Let the ready connections build, one message each in turn.
-        """
-        tx = self.udp.tx
-        ready = self._ready
-        for _ in range(len(ready)):
-            session = ready.popleft()
-            if self._prepare(session, now_s):
-                ready.append(session)
-            else:
-                session.is_ready = False
-        if not ready:
-            return
-        tx.acquire()
-        message_count = max(_TURN_MESSAGE_COUNT, tx.ring.capacity)
-        while ready and message_count and tx.can_write():
-            session = ready.popleft()
-            if self._build_message(session):
-                ready.append(session)
-                message_count -= 1
-            else:
-                session.is_ready = False
-                # Connection IDs that it has just told the peer of may come in the next datagram.
-                self._drain_events(session, now_s)
-                self._settle(session)
-
-    def _prepare(self, session: Session, now_s: float) -> bool:
-        """
-        Hand events to the application; whether the connection may have anything to say.
-        """
-        self._drain_events(session, now_s)
-        if session.is_blocked:
-            session.unblock(self._ring_bytes(session))
-        if not session.is_blocked or session.is_over:
-            return True
-        # Most acknowledgements allow nothing yet. aioquic would make a packet builder to
-        # find that out; its timer tells whether one of its own is due, at a tenth.
-        self._settle(session)
-        is_due = session.timer_at_s is not None and session.timer_at_s <= now_s
-        return is_due or internals.must_speak(session.connection)
-
-    def _produce(self, session: Session, *, message_bytes: int) -> None:
-        """
-        Let the application write what the next message holds.
-
-        And as much again, lest a message end early; no more, so that an application with
-        many streams has few of them waiting in aioquic at once.
-        """
-        wanted_bytes = 2 * message_bytes
-        if self._options.pacing == "off":  # one call builds all that the window allows
-            connection = session.connection
-            window_bytes = internals.window_bytes(connection)
-            wanted_bytes += min(window_bytes, _LARGEST_PRODUCE_BYTES)
-        try:
-            session.application.produce(wanted_bytes)
-        except Exception as error:  # noqa: BLE001 - one connection's fault is not the others'
-            self._fail(session, error)
-
-    def _build_message(self, session: Session) -> bool:
-        """
-        Let a connection build one message; whether it may have more to say.
-        """
-        connection = session.connection
-        if session.is_over:
-            return False
-        tx = self.udp.tx
-        datagram_bytes = session.datagram_bytes
-        goes_on = session is self._last_built  # another peer's datagrams begin a message
-        self._last_built = session
-        room = tx.room(datagram_bytes) if goes_on else tx.limits.capacity(datagram_bytes)
-        if not session.is_blocked:
-            self._produce(session, message_bytes=room * datagram_bytes)
-        session.grant(room)
-        try:
-            built = connection.datagrams_to_send(self._loop.now_s())
-        except Exception as error:  # noqa: BLE001 - one connection's fault is not the others'
-            self._fail(session, error)
-            self._abandon(session)
-            return False
-        if built:
-            self._write(built)
-        return session.has_more(len(built))
-
-    def _write(self, built: list[tuple[bytes, Address]]) -> None:
-        """
-        Put what was built into the ring.
-        """
-        address = built[0][1]
-        if built[-1][1] == address:
-            self.udp.tx.write(self._addresses.pack(address), [datagram for datagram, _ in built])
-            return
-        # Those that try another path (RFC 9000, Section 8.2) stand at the end, path by path.
-        for address, group in groupby(built, key=_address_of):
-            self.udp.tx.write(self._addresses.pack(address), [datagram for datagram, _ in group])
-
-    def _ring_bytes(self, session: Session) -> int:
-        tx = self.udp.tx
-        return (
-            tx.ring.capacity * tx.limits.capacity(session.datagram_bytes) * (session.datagram_bytes)
-        )
-
     # Events and timers -----------------------------------------------------------
 
-    def _drain_events(self, session: Session, now_s: float) -> None:
+    def drain_events(self, session: Session, now_s: float) -> None:
+        """
+        Hand what aioquic has to tell to the connection's application.
+        """
         next_event = session.connection.next_event
         on_event = session.application.on_event
         while (event := next_event()) is not None:
@@ -407,7 +322,7 @@ class Endpoint:
                 else:
                     self._on_event(session, event, now_s)
             except Exception as error:  # noqa: BLE001 - one connection's fault is not the others'
-                self._fail(session, error)
+                self.fail(session, error)
 
     def _on_event(self, session: Session, event: QuicEvent, now_s: float) -> None:
         match event:
@@ -422,12 +337,12 @@ class Endpoint:
                 if self._options.is_peer_limit_kept and session.peer_max_datagram_bytes:
                     session.limit_datagrams(session.peer_max_datagram_bytes)
             case StopSendingReceived():
-                session.is_blocked = False  # the reset need not wait for room
+                session.release()  # the reset need not wait for room
             case ConnectionTerminated():
                 self._forget(session)
         session.application.on_event(event, now_s)
 
-    def _settle(self, session: Session) -> None:
+    def settle(self, session: Session) -> None:
         """
         After a connection's turn: note its end, or when it wants to be called again.
         """
@@ -457,15 +372,15 @@ class Endpoint:
         try:
             session.connection.handle_timer(now_s)
         except Exception as error:  # noqa: BLE001 - one connection's fault is not the others'
-            self._fail(session, error)
+            self.fail(session, error)
         if internals.is_ending(session.connection):
             # Its draining period is over: nothing to send, one last event to hand on.
-            self._drain_events(session, now_s)
-            self._settle(session)
+            self.drain_events(session, now_s)
+            self.settle(session)
             return
         # A probe (RFC 9002, Section 6.2.4) may exceed the window and must leave now.
-        session.is_blocked = False
-        self._touch(session)
+        session.release()
+        self.builder.touch(session)
 
     def _note_closed(self, session: Session) -> None:
         """
@@ -487,6 +402,8 @@ class Endpoint:
         Drop a connection that is over; its timers must not fire any more.
         """
         self._note_closed(session)
+        session.release()
+        self.recovery.packet_sent_count += self._count_sent(session)
         internals.end_log(session.connection)
         session.is_over = True
         if session.timer is not None:

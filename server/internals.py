@@ -8,6 +8,7 @@ moves one of these parts.
 """
 
 import math
+from collections.abc import Iterable
 from typing import Any, Final, Protocol
 
 from aioquic._buffer import Buffer
@@ -21,7 +22,7 @@ from aioquic.quic.packet_builder import QuicSentPacket
 from aioquic.quic.stream import QuicStreamReceiver
 from aioquic.tls import ExtensionType
 
-from server.counters import ReceiveBufferCounters
+from server.counters import ReceiveBufferCounters, RecoveryCounters
 from server.udp import _native
 from server.window import CappedWindow, WindowCap
 
@@ -205,7 +206,46 @@ def in_flight_bytes(connection: QuicConnection) -> int:
     return connection._loss._cc.bytes_in_flight  # noqa: SLF001
 
 
+# Loss recovery -----------------------------------------------------------------
+
+
+def watch_recovery(connection: QuicConnection, counters: RecoveryCounters) -> None:
+    """
+    Count what a connection takes for lost, and its probe timeouts (RFC 9002, Section 6.2).
+    """
+    loss = connection._loss  # noqa: SLF001
+    on_packets_lost, reschedule_data = loss._on_packets_lost, loss.reschedule_data  # noqa: SLF001
+
+    def count_lost(*, packets: Iterable[QuicSentPacket], **arguments: Any) -> None:
+        lost = tuple(packets)
+        counters.packet_lost_count += len(lost)
+        counters.byte_lost_count += sum(packet.sent_bytes for packet in lost)
+        on_packets_lost(packets=lost, **arguments)
+
+    def count_timeout(**arguments: Any) -> None:
+        if not arguments.get("speed_up_handshake"):
+            counters.probe_timeout_count += 1
+        reschedule_data(**arguments)
+
+    loss._on_packets_lost = count_lost  # type: ignore[method-assign]  # noqa: SLF001
+    loss.reschedule_data = count_timeout  # type: ignore[method-assign]
+
+
+def sent_packet_count(connection: QuicConnection) -> int:
+    """
+    How many packets a connection has sent, in all packet number spaces.
+    """
+    return connection._packet_number  # noqa: SLF001
+
+
 # Streams -----------------------------------------------------------------------
+
+
+def has_stream(connection: QuicConnection, stream_id: int) -> bool:
+    """
+    Whether a stream is not over yet: something may still come of it, or be sent again.
+    """
+    return stream_id in connection._streams  # noqa: SLF001
 
 
 def unsent_bytes(connection: QuicConnection, stream_id: int) -> int:

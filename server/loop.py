@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
+from server.counters import LoopCounters
 from server.udp import _native
 from server.udp.probing import Listening
 
@@ -29,6 +30,10 @@ class Driven(Protocol):
     @property
     def is_waiting_for_room(self) -> bool:
         """Its socket took no more, and POLLOUT will tell when it does."""
+
+    @property
+    def is_window_blocked(self) -> bool:
+        """Some connection could not send although it had something to say: its window is full."""
 
     def fileno(self) -> int:
         """The descriptor to wait for."""
@@ -62,6 +67,7 @@ class Loop:
 
     def __init__(self) -> None:
         self.listening = Listening()
+        self.counters = LoopCounters()
         self.on_listening: Callable[[int], None] | None = None
         """Called with the new set of traced probes when it changed."""
         self._endpoints: list[Driven] = []
@@ -153,7 +159,7 @@ class Loop:
             for endpoint in endpoints
         ]
         events += [select.POLLIN] * len(readers)
-        happened = _native.wait(fds, events, self._wait_ns(endpoints, most_wait_s))
+        happened = self._wait(fds, events, self._wait_ns(endpoints, most_wait_s))
         self.look_who_listens()
         now_s = self.now_s()
         for endpoint, event in zip(endpoints, happened, strict=False):
@@ -165,6 +171,22 @@ class Loop:
                 call()
         for endpoint in endpoints:
             endpoint.transmit(now_s)
+
+    def _wait(self, fds: list[int], events: list[int], timeout_ns: int) -> list[int]:
+        """
+        Sleep until something happens, and note how long, and whether for want of a window.
+        """
+        self.counters.turn_count += 1
+        if not timeout_ns:
+            return _native.wait(fds, events, 0)
+        is_window_blocked = any(endpoint.is_window_blocked for endpoint in self._endpoints)
+        began_ns = time.monotonic_ns()
+        happened = _native.wait(fds, events, timeout_ns)
+        waited_ns = time.monotonic_ns() - began_ns
+        self.counters.wait_ns += waited_ns
+        if is_window_blocked:
+            self.counters.window_wait_ns += waited_ns
+        return happened
 
     def _wait_ns(self, endpoints: list[Driven], most_wait_s: float) -> int:
         wait_s = most_wait_s
@@ -181,11 +203,12 @@ class Loop:
 
     def _run_timers(self, now_s: float) -> None:
         while self._timers and self._timers[0][0] <= now_s:
-            handle = heapq.heappop(self._timers)[2]
+            at_s, _, handle = heapq.heappop(self._timers)
             call, handle.call = handle.call, None
             if call is None:
                 self._cancelled_count -= 1
             else:
+                self.counters.on_timer(int((now_s - at_s) * 1e9))
                 call(now_s)
 
     def look_who_listens(self) -> None:

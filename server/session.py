@@ -10,6 +10,7 @@ from aioquic.quic.connection import QuicConnection
 from aioquic.quic.events import QuicEvent
 
 from server import internals
+from server.counters import ConnectionCounters
 from server.loop import Handle
 
 
@@ -34,9 +35,11 @@ class Session:
         application: Told of its events.
         pacing: "ring", "aioquic" or "off".
         on_due: Called with this object when its timer fires.
+        counters: Told when the window is used up, and when no longer.
     """
 
     __slots__ = (
+        "_counters",
         "_pacer",
         "application",
         "cids",
@@ -47,6 +50,7 @@ class Session:
         "is_over",
         "is_ready",
         "on_timer",
+        "packets_at_reset",
         "peer_max_datagram_bytes",
         "timer",
         "timer_at_s",
@@ -59,7 +63,9 @@ class Session:
         *,
         pacing: str,
         on_due: Callable[["Session", float], None],
+        counters: ConnectionCounters,
     ) -> None:
+        self._counters = counters
         self.connection = connection
         self.application = application
         self.cids: set[bytes] = set()
@@ -73,6 +79,8 @@ class Session:
         """Counted as closed."""
         self.is_over = False
         """Never to be called again: handle_timer would raise TypeError."""
+        self.packets_at_reset = 0
+        """Packets sent when counting began."""
         self.timer: Handle | None = None
         self.timer_at_s: float | None = None
         """When aioquic wants to be called; the timer may look earlier, never later."""
@@ -99,7 +107,24 @@ class Session:
         if in_flight_bytes <= 0 or 2 * (window_bytes - in_flight_bytes) >= min(
             window_bytes, ring_bytes
         ):
+            self.release()
+
+    def block(self) -> None:
+        """
+        Build nothing more: the window is used up.
+        """
+        if not self.is_blocked:
+            self.is_blocked = True
+            self._counters.window_blocked_count += 1
+            self._counters.blocked_now_count += 1
+
+    def release(self) -> None:
+        """
+        Build again, whatever is in flight.
+        """
+        if self.is_blocked:
             self.is_blocked = False
+            self._counters.blocked_now_count -= 1
 
     def grant(self, datagram_count: int) -> None:
         """
@@ -122,7 +147,7 @@ class Session:
         connection = self.connection
         window_bytes = internals.window_bytes(connection)
         if window_bytes - internals.in_flight_bytes(connection) < self.datagram_bytes:
-            self.is_blocked = True
+            self.block()
         return False
 
     def limit_datagrams(self, most_bytes: int) -> None:

@@ -219,6 +219,8 @@ class Worker:
             "cpu_user_s": round(usage.ru_utime - self._cpu_at_reset.ru_utime, 6),
             "cpu_system_s": round(usage.ru_stime - self._cpu_at_reset.ru_stime, 6),
             "connections": self._endpoint.connections.report(),
+            "recovery": self._endpoint.report_recovery(),
+            "loop": self.loop.counters.report(),
             "close_reasons": self._endpoint.connections.report_reasons(),
             "lowest_window_cap_bytes": self._endpoint.budget.lowest_cap_bytes,
             "tx": self._udp.tx.counters.report(),
@@ -234,8 +236,8 @@ class Worker:
         Count from zero.
         """
         self._cpu_at_reset = resource.getrusage(resource.RUSAGE_SELF)
-        self._endpoint.connections.reset()
-        self._endpoint.budget.reset()
+        self._endpoint.reset_counters()
+        self.loop.counters.reset()
         self._udp.tx.counters.reset()
         self._udp.rx.counters.reset()
         self._receive_buffer.reset()

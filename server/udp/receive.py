@@ -144,6 +144,8 @@ class RxPath:
                 _native.fire_segments(IO_RX_READ, self._channel, slot, 0, datagrams)
             datagram_count = len(datagrams)
             counters.datagram_read_count += datagram_count
+            if datagram_count > 1:
+                counters.gro_message_count += 1
             # Only the last of a train may be shorter.
             counters.byte_received_count += (datagram_count - 1) * len(datagrams[0]) + len(
                 datagrams[-1]

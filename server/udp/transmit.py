@@ -236,6 +236,7 @@ class TxPath:
         """
         Empty the ring in the middle of writing; whether a slot is free then.
         """
+        self.counters.ring_full_count += 1
         self.release()
         self._send_filled()
         self.acquire()
@@ -261,9 +262,11 @@ class TxPath:
         """
         ring = self.ring
         self.blocked_by = 0
+        counters = self.counters
+        counters.most_filled_count = max(counters.most_filled_count, ring.filled_count)
         while count := ring.filled_count:
             first = ring.consumer_index
-            self.counters.task_acquire_count += 1
+            counters.task_acquire_count += 1
             if self._listening.has_cursors:
                 _native.fire(RING_CONSUMER_ACQUIRE, self._channel, first, count, ring.capacity)
                 _native.fire(TASK_TX_ACQUIRE, self._channel, count)
@@ -272,7 +275,7 @@ class TxPath:
                 self._finish(first, result)
             elif result < 0 and not self._recover(-result, first):
                 self.blocked_by = -result
-                self.counters.blocked_count += 1
+                counters.blocked_count += 1
                 break
         else:
             self._has_refused_trains = False
@@ -336,10 +339,13 @@ class TxPath:
             message = slots[slot]
             assert message is not None
             slots[slot] = None
+            train = message[1]
             if is_dropped:
-                counters.datagram_dropped_count += len(message[1])
+                counters.datagram_dropped_count += len(train)
             else:
-                self._count_sent(message[1])
+                self._count_sent(train)
+                if len(train) > 1 and not self._has_refused_trains:
+                    counters.gso_message_count += 1
         counters.message_sent_count += count
         counters.task_release_count += 1
         if self._listening.has_message_sent:

@@ -69,4 +69,9 @@ def test_a_reset_keeps_connections_that_are_open() -> None:
     counters = ConnectionCounters()
     counters.on_opened()
     counters.reset()
-    assert counters.report() == {"opened_count": 0, "open_count": 1, "closed_count": 0}
+    assert counters.report() == {
+        "opened_count": 0,
+        "open_count": 1,
+        "closed_count": 0,
+        "window_blocked_count": 0,
+    }
