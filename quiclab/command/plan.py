@@ -54,6 +54,25 @@ def plan_scenarios(words: TraceWords) -> list[Scenario]:
     ]
 
 
+def plan_quartets(words: TraceWords) -> int:
+    """
+    How often a run is held against its untraced twins; 0: not at all.
+
+    Raises:
+        UsageError: It is asked for where there is nothing to compare, or is no number.
+    """
+    if not words.overhead:
+        if words.repeat:
+            raise UsageError("--repeat says how often --overhead compares; give both or none")
+        return 0
+    if words.tracer == "none":
+        raise UsageError(
+            "--overhead compares traced runs with untraced ones, and --tracer none leaves "
+            "nothing to compare; give one of the two"
+        )
+    return parse_count(words.repeat, option="--repeat") if words.repeat else 1
+
+
 def plan_scripts(written: Sequence[str]) -> list[tuple[str, ...]]:
     """
     Which scripts each run traces: `,` parts runs, `+` joins the tracers of one run.

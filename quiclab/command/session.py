@@ -9,16 +9,19 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quiclab.clock import Clock, process_age_s
-from quiclab.command.plan import plan_scenarios
+from quiclab.command.comparing import tell_overhead
+from quiclab.command.plan import plan_quartets, plan_scenarios
 from quiclab.command.readiness import Readiness, chosen_engine
 from quiclab.command.summary import render_json, render_logs, render_result, render_verdict
 from quiclab.command.terminal import Detail, Terminal
 from quiclab.command.words import TraceWords
 from quiclab.errors import ExitCode, worst_exit_code
+from quiclab.overhead import plan_sides
 from quiclab.runner.base import Runner
 from quiclab.scenario import Scenario
 from quiclab.trace.script import Script, load_script
@@ -40,6 +43,7 @@ def trace(words: TraceWords) -> ExitCode:
     """
     started_s = process_age_s()
     scenarios = plan_scenarios(words)
+    quartet_count = plan_quartets(words)
     runs = [(each, [load_script(name) for name in each.scripts]) for each in scenarios]
     terminal = make_terminal(words)
     if words.plan:
@@ -54,6 +58,7 @@ def trace(words: TraceWords) -> ExitCode:
             terminal=terminal,
             output=output_folder(words),
             before_s={"start": started_s, "set-up": process_age_s() - started_s},
+            quartet_count=quartet_count,
         )
 
 
@@ -65,6 +70,7 @@ def run_all(
     output: Path,
     clock: Clock | None = None,
     before_s: Mapping[str, float] | None = None,
+    quartet_count: int = 0,
 ) -> ExitCode:
     """
     One run after the other; of several the worst code counts.
@@ -76,6 +82,7 @@ def run_all(
         output: Parent of the run folders.
         clock: Time; the fake runner brings its own.
         before_s: What the command spent before the first run, by what on.
+        quartet_count: How often each is held against untraced twins (quiclab/overhead.py).
 
     A run that is not to be trusted does not keep the next one from being made;
     a machine that cannot do one cannot do the others either.
@@ -83,31 +90,59 @@ def run_all(
     Raises:
         LabError: A run could not begin, or a signal ended it.
     """
-    from quiclab import experiment  # noqa: PLC0415  (0.1 s that `--help` need not wait)
+    series = _Series(runner, terminal, output, clock, before_s or {})
+    plans = [plan_sides(scenario, quartet_count=quartet_count) for scenario, _ in runs]
+    series.run_count = sum(map(len, plans)) if quartet_count else len(runs)
+    for (scenario, scripts), sides in zip(runs, plans, strict=True):
+        if not quartet_count:
+            series.make(scenario, scripts)
+            continue
+        made = [(side, series.make(each, scripts)) for side, each in sides]
+        series.codes.append(tell_overhead(terminal, made))
+    return worst_exit_code(series.codes)
 
-    codes = []
-    before_s = before_s or {}
-    for index, (scenario, scripts) in enumerate(runs, start=1):
-        terminal.begin_run(scenario, index=index, count=len(runs))
+
+@dataclass(slots=True)
+class _Series:
+    """The runs of one command, made one after the other and shown."""
+
+    runner: Runner
+    terminal: Terminal
+    output: Path
+    clock: Clock | None
+    before_s: Mapping[str, float]
+    run_count: int = 0
+    codes: list[ExitCode] = field(default_factory=list)
+
+    def make(self, scenario: Scenario, scripts: Sequence[Script]) -> "RunResult":
+        """
+        Make the next run and show it.
+
+        Raises:
+            LabError: It could not begin, or a signal ended it.
+        """
+        from quiclab import experiment  # noqa: PLC0415  (0.1 s that `--help` need not wait)
+
+        self.terminal.begin_run(scenario, index=len(self.codes) + 1, count=self.run_count)
         try:
             result = experiment.run(
                 scenario,
-                runner=runner,
-                output=output,
-                observer=terminal,
-                clock=clock,
-                before_s=before_s,
+                runner=self.runner,
+                output=self.output,
+                observer=self.terminal,
+                clock=self.clock,
+                before_s=self.before_s,
             )
         except experiment.RunInterruptedError as interruption:
-            show_result(terminal, interruption.result, scenario, scripts)
+            show_result(self.terminal, interruption.result, scenario, scripts)
             raise
         finally:
-            terminal.end_step()
+            self.terminal.end_step()
         ended_s = process_age_s()
-        show_result(terminal, result, scenario, scripts)
-        before_s = {"start": process_age_s() - ended_s}
-        codes.append(result.exit_code)
-    return worst_exit_code(codes)
+        show_result(self.terminal, result, scenario, scripts)
+        self.before_s = {"start": process_age_s() - ended_s}
+        self.codes.append(result.exit_code)
+        return result
 
 
 def output_folder(words: TraceWords) -> Path:
@@ -200,4 +235,10 @@ def show_plan(
         terminal.note("run", f"{index} of {len(runs)}: {names}")
         terminal.note("server", f"TX ring of {render_bytes(scenario.tx_buffer_bytes)}")
         terminal.note("load", render_load(scenario))
+    if quartet_count := plan_quartets(words):
+        terminal.note(
+            "overhead",
+            f"each of them {quartet_count} times untraced, traced, traced, untraced, and once "
+            "timed by the kernel",
+        )
     terminal.note("folder", str(output_folder(words)))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from client import session
-from quiclab.command.plan import plan_scenarios, plan_scripts
+from quiclab.command.plan import plan_quartets, plan_scenarios, plan_scripts
 from quiclab.command.words import TraceWords
 from quiclab.errors import UsageError
 from quiclab.scenario import (
@@ -23,6 +23,35 @@ from server.settings import parse_settings
 def test_no_words_are_the_defaults() -> None:
     """`trace` alone traces the system calls with the small ring for five seconds."""
     assert plan_scenarios(TraceWords()) == [Scenario.model_validate({"script": ("udp-syscall",)})]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (TraceWords(), 0),
+        (TraceWords(overhead=True), 1),
+        (TraceWords(overhead=True, repeat="3"), 3),
+    ],
+    ids=["not-asked", "once", "three-times"],
+)
+def test_overhead_is_measured_as_often_as_asked(words: TraceWords, expected: int) -> None:
+    """Once unless said otherwise."""
+    assert expected == plan_quartets(words)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (TraceWords(repeat="3"), "--repeat says how often --overhead compares"),
+        (TraceWords(overhead=True, tracer="none"), "--tracer none leaves nothing to compare"),
+        (TraceWords(overhead=True, repeat="0"), "--repeat 0"),
+    ],
+    ids=["no-overhead", "no-tracer", "no-times"],
+)
+def test_overhead_that_makes_no_sense_is_refused(words: TraceWords, why: str) -> None:
+    """One line says which of the words do not go together."""
+    with pytest.raises(UsageError, match=why):
+        plan_quartets(words)
 
 
 def test_every_value_lands_in_its_field() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from quiclab.command.plan import plan_scenarios
+from quiclab.command.plan import plan_quartets, plan_scenarios
 from quiclab.command.readiness import chosen_engine
 from quiclab.command.session import make_terminal, opened_runner, run_all, show_plan, trace
 from quiclab.command.summary import render_logs
@@ -42,6 +42,7 @@ def run_words(
         terminal=terminal or Terminal(out=io.StringIO()),
         output=Path("artifacts"),
         clock=runner.clock,
+        quartet_count=plan_quartets(words),
     )
 
 
@@ -84,6 +85,38 @@ def test_the_worst_code_counts_and_later_runs_are_still_made(tmp_path: Path) -> 
     code = run_words(words, faults=Faults(lost_event_count=3))
     assert code is not ExitCode.OK
     assert len([each for each in (tmp_path / "artifacts").iterdir() if not each.is_symlink()]) == 2
+
+
+def test_overhead_keeps_all_runs_and_says_what_tracing_cost(tmp_path: Path) -> None:
+    """Twins and traced runs lie side by side; the comparison lies in the traced ones."""
+    out = io.StringIO()
+    words = TraceWords(overhead=True, repeat="2", label="mine")
+    run_words(words, terminal=Terminal(out=out))
+    folders = [each for each in (tmp_path / "artifacts").iterdir() if not each.is_symlink()]
+    manifests = {folder: json.loads((folder / "manifest.json").read_text()) for folder in folders}
+    labels = [manifest["label"] for manifest in manifests.values()]
+    assert {"untraced twin of mine": 4, "mine": 4, "mine, timed by the kernel": 1} == {
+        label: labels.count(label) for label in labels
+    }
+    for folder, manifest in manifests.items():
+        is_twin = manifest["label"] == "untraced twin of mine"
+        assert ("none" if is_twin else "bpftrace") == manifest["asked"]["tracer"]
+        assert is_twin == (manifest["overhead"] is None)
+        assert is_twin != (folder / "overhead.json").exists()
+    assert "overhead  server's CPU not resolvable: zero lies inside" in out.getvalue()
+
+
+def test_overhead_of_runs_that_failed_is_not_told(tmp_path: Path) -> None:
+    """Figures of a run that is not to be trusted are compared with nothing."""
+    out = io.StringIO()
+    code = run_words(
+        TraceWords(overhead=True),
+        faults=Faults(lost_event_count=3, deaths=[Death("server", Phase.LOAD)]),
+        terminal=Terminal(out=out),
+    )
+    assert code is ExitCode.INVALID
+    assert "overhead  not compared: runs are not to be trusted" in out.getvalue()
+    assert any((tmp_path / "artifacts").glob("*/overhead.json"))
 
 
 def test_a_machine_that_cannot_makes_nothing(tmp_path: Path) -> None:
