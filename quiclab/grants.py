@@ -30,6 +30,7 @@ class Grant(BaseModel):
         is_short: Less (or other) than what was asked is in effect.
         reason: Why, when it is short.
         fix: A command or an option that would change that, or "".
+        is_fact: Nothing was asked; this is what was found in effect.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -40,6 +41,7 @@ class Grant(BaseModel):
     is_short: bool = False
     reason: str = ""
     fix: str = ""
+    is_fact: bool = False
 
 
 def list_grants(

@@ -31,6 +31,7 @@ from quiclab.errors import MachineError
 from quiclab.evidence import Evidence, TracerEvidence
 from quiclab.machine.host import collect_git, collect_host
 from quiclab.observer import Observer, Phase
+from quiclab.readback import list_readback
 from quiclab.trace.document import trace_to_json
 from quiclab.trace.text import render_maps
 from quiclab.units import render_size
@@ -213,7 +214,7 @@ class Record:
             started_at=self.started_at,
             ended_at=None if state == "running" else datetime.now(UTC),
             asked=evidence.scenario.model_dump(mode="json", by_alias=True),
-            granted=evidence.grants,
+            granted=(*evidence.grants, *(() if state == "running" else list_readback(evidence))),
             server=_described(evidence.server),
             client=_described(evidence.client),
             runner=None if place is None else RunnerFacts.of(place),

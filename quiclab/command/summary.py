@@ -178,9 +178,9 @@ def render_grants(grants: Sequence[Grant], *, is_verbose: bool) -> Iterator[Line
     """
     Asked and granted side by side; what fell short comes with its reason and its fix.
 
-    What is simply as it was asked shares one line, unless verbose.
+    What is simply as it was asked shares one line, unless verbose; so do plain facts.
     """
-    as_asked = []
+    as_asked, facts = [], []
     for grant in grants:
         if grant.is_short:
             because = f": {grant.reason}" if grant.reason else ""
@@ -188,6 +188,10 @@ def render_grants(grants: Sequence[Grant], *, is_verbose: bool) -> Iterator[Line
             yield Line("short", text, tone="doubtful")
             if grant.fix:
                 yield Line("", f"({grant.fix})")
+        elif grant.is_fact and not is_verbose:
+            facts.append(f"{grant.what} {grant.granted}")
+        elif grant.is_fact:
+            yield Line("in use", f"{grant.what}: {grant.granted}")
         elif grant.asked is None:
             yield Line("granted", f"{grant.what}: {grant.granted}, the default")
         elif grant.asked == grant.granted and not is_verbose:
@@ -196,6 +200,8 @@ def render_grants(grants: Sequence[Grant], *, is_verbose: bool) -> Iterator[Line
             yield Line("granted", f"{grant.what}: {grant.granted} for {grant.asked} asked")
     if as_asked:
         yield Line("granted", f"as asked: {', '.join(as_asked)}")
+    if facts:
+        yield Line("in use", "; ".join(facts))
 
 
 def render_accounts(accounts: Accounts, *, is_verbose: bool) -> Iterator[Line]:

@@ -10,6 +10,8 @@ from quiclab.trace.ndjson import parse_trace
 from quiclab.trace.script import (
     Check,
     MapNote,
+    Pair,
+    Script,
     check_against_kernel,
     evaluate_checks,
     find_scripts,
@@ -278,3 +280,26 @@ def test_shipped_scripts_need_uprobes_alone(name: str) -> None:
         has_kprobes=False, has_fentry=False, has_uprobes=True, has_btf=False
     )
     check_against_kernel(load_script(name), uprobes_only)
+
+
+def test_pairs_of_maps_are_read_from_the_header() -> None:
+    """Starts, ends with a start, ends without one, and the map that keeps starts."""
+    script = parse_script(
+        "// a.bt  A.\n// Pair: @begun @took @stray @scratch\nBEGIN { @a = 1; }\n", path=Path("a.bt")
+    )
+    assert (Pair("@begun", "@took", "@stray", "@scratch"),) == script.pairs
+
+
+@pytest.mark.parametrize("entry", ["@a @b @c", "@a @b @c d", ""])
+def test_a_pair_that_is_none_is_refused(entry: str) -> None:
+    """Four maps, or a line that says so."""
+    with pytest.raises(UsageError, match="write four maps"):
+        parse_script(f"// a.bt  A.\n// Pair: {entry}\nBEGIN {{ @a = 1; }}\n", path=Path("a.bt"))
+
+
+@pytest.mark.parametrize("script", find_scripts(), ids=lambda script: script.name)
+def test_maps_of_a_pair_are_maps_of_the_script(script: Script) -> None:
+    """The first three are explained; the fourth is scratch, which END clears."""
+    for pair in script.pairs:
+        assert {pair.starts, pair.matched, pair.unmatched} <= {note.name for note in script.maps}
+        assert f"clear({pair.scratch})" in script.text
