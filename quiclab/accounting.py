@@ -10,7 +10,7 @@ lost is written down beside it.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, computed_field
 
 from quiclab.answers import Answer
 from quiclab.evidence import Evidence, TracerEvidence
@@ -130,6 +130,7 @@ class Balance(Account):
     right: str
     right_count: int | None
 
+    @computed_field  # type: ignore[prop-decorator]  # mypy does not know stacked properties
     @property
     def is_kept(self) -> bool:
         """Tell whether both are known and agree."""

@@ -20,6 +20,8 @@ from quiclab.trace.script import Script, find_counter
 # The way in and out of a probe that is called (docs/performance.md: a hit whose predicate is
 # false takes 280 to 300 ns; Linux 6.18, x86-64). Kernels that trap take a third more.
 WAY_NS: Final = 290.0
+# What the kernel's own timing adds to each hit (--time-programs, measured beside it).
+TIMING_NS: Final = 150.0
 # A measured time holds about one hit: the end of the first probe's and the beginning of the
 # second's. Below twice that, half and more of a value is the probes' own.
 _NEAR_FACTOR: Final = 2.0
@@ -136,7 +138,7 @@ def weigh(
     """
     hit_count = run_count if run_count is not None else count_hits(script, counters)
     run_ns = run_time_ns / run_count if run_count and run_time_ns is not None else None
-    hit_ns = find_header_cost(script) if run_ns is None else WAY_NS + run_ns
+    hit_ns = find_header_cost(script) if run_ns is None else WAY_NS + TIMING_NS + run_ns
     if hit_count is None or hit_ns is None:
         return None
     return ProbeCost(
@@ -187,7 +189,11 @@ def _find_near(script: Script, trace: Trace, *, hit_ns: float) -> Iterator[NearV
         near = [
             bucket
             for bucket in histogram.buckets
-            if bucket.count and bucket.high is not None and (bucket.low or 0) < limit_ns
+            if bucket.count
+            and bucket.low is not None
+            and bucket.high is not None
+            # Where in a bucket its values lie is not known: one counts if half of it is near.
+            and (bucket.low + bucket.high) / 2 < limit_ns
         ]
         if near:
             yield NearValues(

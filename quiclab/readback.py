@@ -102,14 +102,11 @@ def _certificate(evidence: Evidence) -> Iterator[Grant]:
     facts = None if evidence.server is None else getattr(evidence.server, "certificate", None)
     if not isinstance(facts, Mapping):
         return
-    parts = ["made for this run" if facts.get("is_own") else f"of {facts.get('issuer', '?')}"]
-    if facts.get("key"):
-        parts.append(str(facts["key"]))
-    elif facts.get("key_kind"):
-        parts.append(f"{facts['key_kind']} {facts.get('key_bits', '')}".strip())
+    parts = ["given" if facts.get("is_own") else "made for this run"]
+    parts += [str(facts[name]) for name in ("key",) if facts.get(name)]
     if facts.get("not_after"):
-        parts.append(f"valid to {facts['not_after']}")
-    yield Grant(what="certificate", asked=None, granted=" ".join(parts), is_fact=True)
+        parts.append(f"valid until {facts['not_after']}")
+    yield Grant(what="certificate", asked=None, granted=", ".join(parts), is_fact=True)
 
 
 def _affinity(evidence: Evidence) -> Iterator[Grant]:

@@ -70,8 +70,8 @@ def render_result(
     """
     Everything worth a look, in reading order; the verdict near the end, and first if it is bad.
     """
-    if result.verdict.word != "ok":
-        yield _verdict_line(result.verdict)
+    if result.verdict.word != "ok" and (result.client is not None or result.traces):
+        yield _verdict_line(result.verdict)  # of a run without figures it is all there is to say
     if result.client is not None:
         yield Line("load", render_load(scenario, ClientResult.read(result.client)))
     for script in scripts:

@@ -89,13 +89,18 @@ def find(evidence: Evidence) -> Bottleneck:
             "the server's socket, full at 40 of 100 send calls",
         ),
         (
+            make_load(total={"tx": {"ring_full_count": 900, "message_written_count": 1000}}),
+            "ring",
+            "the server's TX ring, full 900 times for 1,000 messages",
+        ),
+        (
             make_load(total={"loop": {"late_timer_count": 40, "timer_count": 100}}),
             "machine",
             "late wake-ups: 40 of 100 timers",
         ),
         (make_load(), "unclear", "nothing that stands out (server 0.40 of 1 core"),
     ],
-    ids=["server", "a worker", "client", "both", "window", "socket", "timers", "unclear"],
+    ids=["server", "a worker", "client", "both", "window", "socket", "ring", "timers", "unclear"],
 )
 def test_the_limit_is_named_with_its_figures(evidence: Evidence, limit: str, words: str) -> None:
     """The first thing that is plain is named, and the cores that everybody used stand behind."""
