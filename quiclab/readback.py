@@ -102,7 +102,7 @@ def _certificate(evidence: Evidence) -> Iterator[Grant]:
     facts = None if evidence.server is None else getattr(evidence.server, "certificate", None)
     if not isinstance(facts, Mapping):
         return
-    parts = ["given" if facts.get("is_own") else "made for this run"]
+    parts = ["made for this run" if facts.get("is_own") else "of the user"]
     parts += [str(facts[name]) for name in ("key",) if facts.get(name)]
     if facts.get("not_after"):
         parts.append(f"valid until {facts['not_after']}")

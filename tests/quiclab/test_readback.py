@@ -101,7 +101,7 @@ def test_cpu_numbers_are_written_as_the_kernel_does() -> None:
 
 def test_a_certificate_is_told_with_its_key_and_its_end() -> None:
     """Whose it is, which key, until when."""
-    facts = {"is_own": False, "key": "EC 256 bits", "not_after": "2026-12-08"}
+    facts = {"is_own": True, "key": "EC 256 bits", "not_after": "2026-12-08"}
     row = find(make_described(server={"certificate": facts}), "certificate")
     assert row is not None
     assert "made for this run, EC 256 bits, valid until 2026-12-08" == row.granted
