@@ -2,6 +2,7 @@
 The load as it is talked to: described, started, asked how far it is, ended.
 """
 
+import os
 from dataclasses import asdict
 from typing import Any
 
@@ -10,7 +11,7 @@ from client.holdable import Holdable, measure_holdable
 from client.progress import DEFAULT_LIMITS, Limits
 from client.run import LONGEST_WAIT_S, Run, collect_versions
 from client.settings import Settings
-from client.sockets import describe_granted, make_configuration, open_endpoint
+from client.sockets import describe_granted, find_path_mtu, make_configuration, open_endpoint
 from server.endpoint import Endpoint
 from server.loop import Loop
 
@@ -63,6 +64,8 @@ class Load:
             "schema": 1,
             "granted": self._granted,
             "holdable_bytes": None if holdable is None else holdable.holdable_bytes,
+            "path_mtu_bytes": find_path_mtu(self._settings),
+            "cpu_ids": sorted(os.sched_getaffinity(0)),
             "is_holdable_measured": holdable is not None and holdable.is_measured,
             "versions": collect_versions(),
             "degradations": [

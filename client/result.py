@@ -3,10 +3,11 @@ What the client reports: raw figures of every stream, one verdict, as JSON. Pure
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from client.session import Session, StreamLoad
+from client.session import EndedStreams, Session, StreamLoad
+from server.counters import add_up
 
 SCHEMA: Final = 1
 # From this share of one core on, what the client does is what limits the load.
@@ -24,6 +25,8 @@ class LoadCost:
         cpu_user_s: CPU time of this process in `wall_s`.
         cpu_system_s: The same, in the kernel.
         dropped_datagram_count: What this client's sockets had no room for.
+        recovery: Losses and probe timeouts of all its connections.
+        loop: Where its loop's time went, and how late its timers were.
     """
 
     load_s: float
@@ -31,6 +34,8 @@ class LoadCost:
     cpu_user_s: float
     cpu_system_s: float
     dropped_datagram_count: int
+    recovery: Mapping[str, int]
+    loop: Mapping[str, int]
 
 
 def find_load_span(sessions: Sequence[Session], *, now_s: float) -> tuple[float, float]:
@@ -39,11 +44,13 @@ def find_load_span(sessions: Sequence[Session], *, now_s: float) -> tuple[float,
 
     A stream that never ended counts until now. Without any stream both are now.
     """
-    streams = [stream for session in sessions for stream in session.streams]
-    if not streams:
+    firsts = [session.first_opened_s for session in sessions if session.first_opened_s is not None]
+    if not firsts:
         return now_s, now_s
-    ends = [now_s if stream.completed_s is None else stream.completed_s for stream in streams]
-    return min(stream.opened_s for stream in streams), max(ends)
+    if any(session.open_count for session in sessions):
+        return min(firsts), now_s
+    ends = [session.last_ended_s for session in sessions if session.last_ended_s is not None]
+    return min(firsts), max(ends, default=now_s)
 
 
 def describe_bottleneck(cost: LoadCost) -> str:
@@ -104,12 +111,17 @@ def render_result(
         "time_to_first_byte_ms": [
             stream["first_byte_ms"] for stream in streams if stream["first_byte_ms"] is not None
         ],
+        **add_up([asdict(EndedStreams()), *(asdict(session.ended) for session in sessions)]),
+        "stream_count": sum(session.opened_count for session in sessions),
         "streams": streams,
         "closes": [_render_close(session) for session in sessions],
         "wall_s": round(cost.wall_s, 6),
         "cpu_user_s": round(cost.cpu_user_s, 6),
         "cpu_system_s": round(cost.cpu_system_s, 6),
         "socket_drop_count": cost.dropped_datagram_count,
+        "recovery": dict(cost.recovery),
+        "loop": dict(cost.loop),
+        "late_timer_count": cost.loop.get("late_timer_count", 0),
         "is_bottleneck": bool(note),
         "bottleneck_note": note,
         "granted": dict(granted),

@@ -16,9 +16,10 @@ from aioquic.quic.connection import QuicConnection
 from client.plan import plan_streams, time_limit_s
 from client.progress import Limits, StallWatch
 from client.result import LoadCost, find_load_span, render_result
-from client.session import Session
+from client.session import KEPT_STREAM_COUNT, Session
 from client.settings import Settings
 from client.sockets import count_drops, server_address
+from server.counters import add_up
 from server.endpoint import Endpoint
 from server.loop import Loop
 from server.udp.model import Degradation
@@ -125,6 +126,7 @@ class Run:
             is_content_verified=self._settings.is_content_verified,
             began_s=self._loop.now_s(),
             is_held=self._is_held,
+            kept_count=max(1, KEPT_STREAM_COUNT // len(self._endpoints)),
         )
         self._sessions.append(session)
         return session
@@ -208,6 +210,8 @@ class Run:
                 dropped_datagram_count=sum(
                     count_drops(endpoint.udp.sock) for endpoint in self._endpoints
                 ),
+                recovery=add_up(endpoint.report_recovery() for endpoint in self._endpoints),
+                loop=self._loop.counters.report(),
             ),
             granted=granted,
             versions=collect_versions(),

@@ -36,6 +36,9 @@ from server.perf import ENDLESS, HEADER_BYTES, encode_header
 # aioquic time with every packet. The next one is opened when one has ended.
 OPEN_STREAM_LIMIT: Final = 100
 
+# Of all streams of a load together; a result of 10,000 is 2 MB of JSON.
+KEPT_STREAM_COUNT: Final = 10_000
+
 _CLOSED_BY: Final[dict[str, ClosedBy]] = {"peer": "server", "self": "client", "idle": "idle"}
 
 EndedBy = Literal["fin", "reset", "stop", "none"]
@@ -63,6 +66,38 @@ class StreamLoad:
     """How far the upload is acknowledged; None when there is none, or no longer."""
 
 
+@dataclass(slots=True)
+class EndedStreams:
+    """
+    What the streams of a connection moved that came to their end, by how they ended.
+
+    `stopped`: we asked by STOP_SENDING that it end, even if all of it came then.
+    `completed`: others, whose answer ended by FIN. `reset`: by the server. Of uploads
+    those count whose FIN was acknowledged.
+    """
+
+    completed_count: int = 0
+    completed_received_bytes: int = 0
+    stopped_count: int = 0
+    stopped_received_bytes: int = 0
+    reset_count: int = 0
+    reset_received_bytes: int = 0
+    completed_sent_bytes: int = 0
+
+    def add(self, stream: StreamLoad) -> None:
+        """One more."""
+        self.completed_sent_bytes += stream.sent_bytes
+        if stream.is_stopped:
+            self.stopped_count += 1
+            self.stopped_received_bytes += stream.received_bytes
+        elif stream.ended_by == "fin":
+            self.completed_count += 1
+            self.completed_received_bytes += stream.received_bytes
+        else:
+            self.reset_count += 1
+            self.reset_received_bytes += stream.received_bytes
+
+
 class Session:
     """
     The client's application on one connection.
@@ -74,6 +109,8 @@ class Session:
         is_content_verified: Whether every byte of the answers is compared.
         began_s: When it was told to connect.
         is_held: Open no stream before `release`.
+        kept_count: Streams that are remembered one by one after their end; of others only
+            the sums, so that memory does not grow with a load.
     """
 
     def __init__(
@@ -85,6 +122,7 @@ class Session:
         is_content_verified: bool,
         began_s: float,
         is_held: bool = False,
+        kept_count: int = KEPT_STREAM_COUNT,
     ) -> None:
         self.connection = connection
         self._feed = ContentFeed(connection)
@@ -98,6 +136,13 @@ class Session:
         self.began_s = began_s
         self.handshake_s: float | None = None
         self.streams: list[StreamLoad] = []
+        """Those that are open, and the first that have ended."""
+        self.ended = EndedStreams()
+        self.opened_count = 0
+        self.first_opened_s: float | None = None
+        self.last_ended_s: float | None = None
+        self._kept_count = kept_count
+        self._first_error = ""
         self.received_bytes = 0
         self.sent_bytes = 0
         self.close: Close | None = None
@@ -107,9 +152,16 @@ class Session:
         """
         A figure that grows whenever anything moves: handshake, bytes, ends of streams.
         """
-        ended_count = len(self.streams) - len(self._open)
+        ended_count = self.opened_count - len(self._open)
         events = (self.handshake_s is not None) + ended_count + self._is_closing
         return self.received_bytes + self.sent_bytes + events
+
+    @property
+    def open_count(self) -> int:
+        """
+        Streams that have not ended.
+        """
+        return len(self._open)
 
     @property
     def is_closing(self) -> bool:
@@ -170,11 +222,11 @@ class Session:
                 self._note_close()
         if self._is_closing:
             return False
-        opened_count = len(self.streams)
+        opened_count = self.opened_count
         for stream in list(self._uploads.values()):
             if stream.upload is not None:
                 self._note_acknowledged(stream, stream.upload, now_s)
-        return len(self.streams) > opened_count
+        return self.opened_count > opened_count
 
     def release(self, now_s: float) -> None:
         """
@@ -208,11 +260,12 @@ class Session:
         """
         The first thing that went wrong on this connection, or "".
         """
-        error = next((stream.error for stream in self.streams if stream.error), "")
-        if error:
-            return error
+        if self._first_error:
+            return self._first_error
         if self.is_complete:
-            return "" if self.streams else f"connection {self.index} was ready when time was up"
+            return (
+                "" if self.opened_count else f"connection {self.index} was ready when time was up"
+            )
         if self.close is not None:
             return self.close.render()
         return f"connection {self.index} did not end"
@@ -232,6 +285,9 @@ class Session:
                 stream.upload = SendProgress(self.connection, stream_id)
                 self._uploads[stream_id] = stream
             self.streams.append(stream)
+            self.opened_count += 1
+            if self.first_opened_s is None:
+                self.first_opened_s = now_s
             self._open[stream_id] = stream
 
     def _on_data(self, event: StreamDataReceived, now_s: float) -> None:
@@ -297,13 +353,17 @@ class Session:
         """
         if stream.ended_by == "none" or stream.upload is not None:
             return
-        stream.completed_s = now_s
+        stream.completed_s = self.last_ended_s = now_s
         self._open.pop(stream.stream_id, None)
+        self.ended.add(stream)
+        if self.opened_count - len(self._open) > self._kept_count:
+            self.streams.remove(stream)  # near the end of the list, which holds the open ones
         self._open_streams(now_s)
 
     def _fail(self, stream: StreamLoad, words: str) -> None:
         if not stream.error:
             stream.error = f"stream {stream.stream_id} of connection {self.index}: {words}"
+            self._first_error = self._first_error or stream.error
 
     def _note_close(self) -> None:
         """

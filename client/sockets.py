@@ -30,6 +30,8 @@ TX_RING_BYTES: Final = 8 * 1024 * 1024
 # MAX_DATA frame is ever needed. QUIC allows 2^62 - 1.
 FLOW_CONTROL_WINDOW_BYTES: Final = 1 << 40
 
+_IP_MTU: Final = 14  # <linux/in.h>; Python's socket module has neither
+_IPV6_MTU: Final = 24  # <linux/in6.h>
 _SO_MEMINFO: Final = 55  # <asm-generic/socket.h>, since Linux 4.12
 _MEMINFO: Final = struct.Struct("=9I")  # sk_mem vars of <linux/sock_diag.h>
 _DROPS: Final = 8  # SK_MEMINFO_DROPS
@@ -136,6 +138,23 @@ def describe_granted(settings: Settings, endpoint: Endpoint) -> dict[str, Any]:
             "max_stream_data_bytes": FLOW_CONTROL_WINDOW_BYTES,
         },
     }
+
+
+def find_path_mtu(settings: Settings) -> int | None:
+    """
+    Ask the kernel what the path to the server carries, headers included (ip(7), IP_MTU).
+
+    Nothing is sent. None when there is no route.
+    """
+    is_ipv6 = ":" in settings.ip
+    family = socket.AF_INET6 if is_ipv6 else socket.AF_INET
+    option = (socket.IPPROTO_IPV6, _IPV6_MTU) if is_ipv6 else (socket.IPPROTO_IP, _IP_MTU)
+    with socket.socket(family, socket.SOCK_DGRAM) as sock:
+        try:
+            sock.connect(server_address(settings))
+            return sock.getsockopt(*option)
+        except OSError:
+            return None
 
 
 def count_drops(sock: socket.socket) -> int:

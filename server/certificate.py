@@ -10,7 +10,7 @@ import ipaddress
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from aioquic.quic.configuration import QuicConfiguration
 from cryptography import x509
@@ -53,6 +53,7 @@ class ServerCertificate:
         private_key: Of `certificate`.
         server_name: A name or address that the certificate covers.
         trust_pem: What a client needs as its CA file.
+        is_own: Made for this process, and for nothing else.
     """
 
     certificate: x509.Certificate
@@ -60,6 +61,24 @@ class ServerCertificate:
     private_key: PrivateKey
     server_name: str
     trust_pem: str
+    is_own: bool = False
+
+    def describe(self) -> dict[str, Any]:
+        """
+        As it stands in the server's description.
+        """
+        certificate = self.certificate
+        key = self.private_key
+        kind = type(key).__name__.lstrip("_").removesuffix("PrivateKey")
+        return {
+            "subject": certificate.subject.rfc4514_string(),
+            "issuer": certificate.issuer.rfc4514_string(),
+            "is_own": self.is_own,
+            "key": f"{kind} {key.key_size} bits" if hasattr(key, "key_size") else kind,
+            "not_before": certificate.not_valid_before_utc.isoformat(),
+            "not_after": certificate.not_valid_after_utc.isoformat(),
+            "chain_count": 1 + len(self.chain),
+        }
 
     def apply(self, configuration: QuicConfiguration) -> None:
         """
@@ -113,6 +132,7 @@ def make_certificate(
         private_key=private_key,
         server_name=server_name,
         trust_pem=_render_pem([authority]),
+        is_own=True,
     )
 
 

@@ -89,7 +89,9 @@ def describe(base: Mapping[str, Any], workers: list[Answer]) -> dict[str, Any]:
         degradations += [one for one in worker["degradations"] if one not in degradations]
     return {
         **base,
-        "workers": [{"index": worker["index"], "pid": worker["pid"]} for worker in workers],
+        "workers": [
+            {name: worker[name] for name in ("index", "pid", "cpu_ids")} for worker in workers
+        ],
         "granted": workers[0]["granted"],
         "degradations": degradations,
     }

@@ -120,6 +120,7 @@ def describe_base(
             "note": provider.note if provider is not None else "switched off by --probes off",
         },
         "asked": settings.describe(),
+        "certificate": certificate.describe(),
         "certificate_pem": certificate.trust_pem,
         "server_name": certificate.server_name,
         "versions": {

@@ -186,6 +186,7 @@ class Worker:
         return {
             "index": self._index,
             "pid": os.getpid(),
+            "cpu_ids": sorted(os.sched_getaffinity(0)),
             "granted": {
                 "tx_ring": asdict(granted.tx_ring),
                 "rx_ring": asdict(granted.rx_ring),

@@ -14,7 +14,9 @@ def cost(**changes: float) -> LoadCost:
     A load of two seconds that took half a core.
     """
     values = {"load_s": 2.0, "wall_s": 2.0, "cpu_user_s": 0.9, "cpu_system_s": 0.1}
-    return LoadCost(dropped_datagram_count=int(changes.pop("drops", 0)), **(values | changes))
+    drop_count = int(changes.pop("drops", 0))
+    times = values | changes
+    return LoadCost(dropped_datagram_count=drop_count, recovery={}, loop={}, **times)
 
 
 @pytest.mark.parametrize(

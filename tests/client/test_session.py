@@ -362,3 +362,73 @@ def test_end_closes_in_the_middle(certificate: ServerCertificate) -> None:
     assert session.close is not None
     assert (session.close.by, session.close.reason) == ("client", "interrupted")
     assert "interrupted" in session.find_error()
+
+
+@pytest.mark.parametrize("loses_every", [0, 7], ids=["no-loss", "every-seventh-lost"])
+def test_both_ends_count_the_same_of_streams_that_end(
+    certificate: ServerCertificate, loses_every: int
+) -> None:
+    """
+    What came on streams that ended by themselves is what was sent; of stopped ones no more came.
+    """
+    load = Load(
+        certificate,
+        *(StreamPlan(100_000, 5_000), StreamPlan(0, 70_000), StreamPlan(None, 0)),
+        loses=lambda number: bool(loses_every) and number % loses_every == 0,
+    )
+    load.pair.run_until(lambda: load.session.ended.completed_count == 2)
+    load.stop()
+
+    ended, tally = load.run().ended, load.server.tally
+
+    assert (2, 1) == (ended.completed_count, ended.stopped_count)
+    assert (2, 1) == (tally.download_completed_stream_count, tally.download_stopped_stream_count)
+    assert 100_000 == ended.completed_received_bytes == tally.download_completed_byte_count
+    assert 0 < ended.stopped_received_bytes <= tally.download_stopped_byte_count
+    assert 75_000 == ended.completed_sent_bytes == tally.upload_completed_byte_count
+
+
+def test_an_answer_that_is_stopped_when_all_of_it_is_under_way_counts_as_stopped(
+    certificate: ServerCertificate,
+) -> None:
+    """
+    The server has handed its FIN over, and hears then that the client wants no more.
+    """
+    load = Load(certificate, StreamPlan(30_000, 0))
+    load.pair.run_until(lambda: load.server.tally.download_completed_stream_count == 1)
+    load.stop()
+
+    ended, tally = load.run().ended, load.server.tally
+
+    assert (0, 1) == (ended.completed_count, ended.stopped_count)
+    assert (0, 0) == (tally.download_completed_stream_count, tally.download_completed_byte_count)
+    assert 30_000 == tally.download_stopped_byte_count
+    assert ended.stopped_received_bytes <= 30_000
+
+
+def test_only_so_many_streams_are_remembered_one_by_one(certificate: ServerCertificate) -> None:
+    """
+    Of the others only the sums are kept, so that memory does not grow with a load.
+    """
+    pair = QuicPair(
+        certificate,
+        make_client=lambda connection: Client(
+            Session(
+                connection,
+                index=0,
+                plans=[StreamPlan(10, 0)] * 250,
+                is_content_verified=True,
+                began_s=1000.0,
+                kept_count=20,
+            )
+        ),
+        make_server=_verifying_server,
+    )
+    client = pair.client_application
+    assert isinstance(client, Client)
+    pair.run_until(lambda: client.session.is_over)
+    assert (20, 250, 2_500) == (
+        len(client.session.streams),
+        client.session.ended.completed_count,
+        client.session.ended.completed_received_bytes,
+    )

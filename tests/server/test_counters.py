@@ -75,3 +75,9 @@ def test_a_reset_keeps_connections_that_are_open() -> None:
         "closed_count": 0,
         "window_blocked_count": 0,
     }
+
+
+def test_of_peaks_the_highest_counts() -> None:
+    """What was the most in one worker is not added to what was the most in another."""
+    total = add_up([{"most_filled_count": 7, "latest_timer_ns": 1}, {"most_filled_count": 3}])
+    assert total == {"most_filled_count": 7, "latest_timer_ns": 1}

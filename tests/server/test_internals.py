@@ -10,14 +10,22 @@ from typing import Any
 import aioquic
 import pytest
 from aioquic.quic.congestion.base import create_congestion_control
+from aioquic.quic.connection import QuicConnection
 from aioquic.quic.packet import QuicErrorCode, QuicStreamFrame
 from aioquic.quic.stream import QuicStreamReceiver
 from hypothesis import given
 from hypothesis import strategies as st
 
 from server import internals, probes
-from server.counters import ReceiveBufferCounters
-from server.internals import NoPacer, ReceiveBufferProbes, RingPacer
+from server.counters import ReceiveBufferCounters, RecoveryCounters
+from server.internals import (
+    NoPacer,
+    ReceiveBufferProbes,
+    RingPacer,
+    sent_packet_count,
+    watch_recovery,
+)
+from server.perf import PerfServer, encode_header
 from server.udp import _native
 from tests.quic_pair import QuicPair, Recorder
 from tests.server.udp.test_native import Recording
@@ -266,3 +274,28 @@ def test_whatever_the_order_all_bytes_are_popped_once(
     assert sum(length for _, length in popped) == len(CONTENT)
     allocated = sum(length for _, length in made.of(probes.RECEIVE_BUFFER_ALLOC))
     assert allocated >= len(CONTENT)
+
+
+@pytest.mark.parametrize("loses_every", [0, 5], ids=["no-loss", "every-fifth-lost"])
+def test_losses_and_sent_packets_are_counted(loses_every: int) -> None:
+    """What aioquic takes for lost is counted, and nothing where nothing is lost."""
+    counters = RecoveryCounters()
+
+    def make_server(connection: QuicConnection) -> PerfServer:
+        watch_recovery(connection, counters)
+        return PerfServer(connection)
+
+    pair = QuicPair(
+        CERTIFICATE,
+        make_client=lambda _: Recorder(),
+        make_server=make_server,
+        loses=lambda number: bool(loses_every) and number > 20 and number % loses_every == 0,
+    )
+    pair.run(10)
+    pair.client.send_stream_data(0, encode_header(300_000), end_stream=True)
+    recorder = pair.client_application
+    assert isinstance(recorder, Recorder)
+    pair.run_until(lambda: any(getattr(event, "end_stream", False) for event in recorder.events))
+    assert bool(loses_every) is (counters.packet_lost_count > 0)
+    assert (counters.packet_lost_count > 0) is (counters.byte_lost_count > 0)
+    assert sent_packet_count(pair.server) > 200

@@ -80,3 +80,32 @@ def test_a_question_costs_no_receive_call() -> None:
         world.loop.remove_reader(mailbox.fileno())
         link.close()
         mailbox.close()
+
+
+def test_a_call_that_came_late_is_counted_with_its_delay() -> None:
+    """A timer that was due 50 ms ago is late; one that is just due is not."""
+    loop = Loop()
+    loop.call_at(loop.now_s() - 0.05, lambda _: None)
+    loop.turn(most_wait_s=0.0)
+    counters = loop.counters
+    assert (1, 1) == (counters.timer_count, counters.late_timer_count)
+    assert counters.latest_timer_ns >= 50_000_000
+
+
+def test_sleep_behind_a_full_window_is_told_from_other_sleep() -> None:
+    """While the peer takes nothing the server sleeps for want of a window, before it does not."""
+    with World() as world:
+        world.loop.turn(most_wait_s=0.02)
+        counters = world.loop.counters
+        assert counters.wait_ns > 0 == counters.window_wait_ns
+        world.add_client(asked_bytes=2**40)
+        world.clients[0].receive = lambda now_s: None  # type: ignore[method-assign]
+        while not world.server.is_window_blocked:
+            world.clients[0].udp.rx.receive()
+            for address, datagrams in world.clients[0].udp.rx.read():
+                world.clients[0]._receive_train(datagrams, address, world.loop.now_s())
+            world.loop.turn(most_wait_s=0.01)
+        before_ns = counters.window_wait_ns
+        for _ in range(5):
+            world.loop.turn(most_wait_s=0.01)
+        assert counters.window_wait_ns > before_ns
