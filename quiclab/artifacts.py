@@ -202,7 +202,7 @@ def render_folder_name(
     """
     Name of a run's folder: time, what traced, the buffer as asked, a few random letters.
     """
-    what = re.sub(r"[^A-Za-z0-9._+-]", "_", "+".join(scripts))[:80]
+    what = re.sub(r"[^A-Za-z0-9._+-]", "_", "+".join(scripts))[:80] or "untraced"
     return f"{started_at.astimezone(UTC):%Y%m%dT%H%M%SZ}-{what}-{buffer}-{short_id}"
 
 

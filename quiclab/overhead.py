@@ -207,6 +207,13 @@ def render_overhead(overhead: Overhead) -> Iterator[str]:
     if overhead.failure:
         yield f"not compared: {overhead.failure}"
         return
+    if overhead.is_disturbed:
+        noisy = [run for run in overhead.runs if run.is_disturbed]
+        yield (
+            f"inconclusive: in {len(noisy)} of {len(overhead.runs)} runs the hypervisor took more "
+            f"than {MOST_STEAL:.0%} of the cores, or others more than {MOST_FOREIGN:.0%}; "
+            "repeat it on a quieter machine"
+        )
     if overhead.goodput is not None:
         yield (
             f"goodput {overhead.goodput.render()}: {overhead.goodput.before / 1e6:.1f} MB/s "
@@ -225,10 +232,3 @@ def render_overhead(overhead: Overhead) -> Iterator[str]:
     for name, cost in overhead.costs.items():
         by = "the kernel's count and clock" if cost.is_counted_by_kernel else "the server's count"
         yield f"{name}: {cost.render()}, by {by}"
-    if overhead.is_disturbed:
-        noisy = [run for run in overhead.runs if run.is_disturbed]
-        yield (
-            f"inconclusive: in {len(noisy)} of {len(overhead.runs)} runs the hypervisor took more "
-            f"than {MOST_STEAL:.0%} of the cores, or others more than {MOST_FOREIGN:.0%}; "
-            "repeat it on a quieter machine"
-        )

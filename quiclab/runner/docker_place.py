@@ -139,7 +139,7 @@ class DockerPlace:
             network = pool.submit(self._create_network)
             # One tracer after the other: the first one finds out which header folders there are.
             tracers = [self._create(role) for role in self._roles if role.startswith(TRACER)]
-            versions = pool.submit(self._read_versions, tracers[0])
+            early = [pool.submit(self._read_versions, tracer) for tracer in tracers[:1]]
             network.result()
             starts = []
             for role in self._roles:
@@ -147,7 +147,9 @@ class DockerPlace:
                 starts.append(pool.submit(made.start))
             for start in starts:
                 start.result()
-            return versions.result()
+            if early:
+                return early[0].result()
+            return self._read_versions(self._containers[SERVER])  # nobody traces this run
 
     def _remove_all(self) -> None:
         with self._record.removal(), contextlib.ExitStack() as stack:

@@ -63,6 +63,12 @@ def test_folder_name_is_in_utc_and_joins_scripts() -> None:
     assert "20261130T120000Z-a+b-128k-0000" == name
 
 
+def test_folder_name_of_a_run_that_nobody_traced_says_so() -> None:
+    """The twin of a traced run has no script."""
+    name = render_folder_name(started_at=NOON, scripts=[], buffer="128k", short_id="0000")
+    assert "20261130T120000Z-untraced-128k-0000" == name
+
+
 def test_folder_name_keeps_odd_letters_out() -> None:
     """A script's name cannot lead out of the output folder."""
     name = render_folder_name(started_at=NOON, scripts=["../x y"], buffer="1", short_id="0000")
