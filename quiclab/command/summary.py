@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 LABEL_COLUMN: Final = 10
 _BAR_WIDTH: Final = 36
 _ROW_WIDTH: Final = 71  # columns of a bucket's row, under whose end a map's total stands
+_LEAST_SHOWN_PERCENT: Final = 0.05  # what would be rounded to 0 reads "< 0.1"
 _MOST_LINES: Final = 24  # of a map that is no histogram; the rest stands in trace.txt
 
 
@@ -213,7 +214,7 @@ def render_accounts(accounts: Accounts, *, is_verbose: bool) -> Iterator[Line]:
             share = ""
             if accounts.server_cpu_s:
                 percent = 100 * script.cost.cpu_s / accounts.server_cpu_s
-                shown = "< 0.1" if percent < 0.05 else f"{percent:.1f}"  # noqa: PLR2004
+                shown = f"{percent:.1f}" if percent >= _LEAST_SHOWN_PERCENT else "< 0.1"
                 share = f", {shown} % of the server's {accounts.server_cpu_s:.2f} CPU-s"
             yield Line("probes", f"{name}: {script.cost.render()}{share}")
     if is_verbose:

@@ -542,3 +542,13 @@ def test_second_signal_does_not_break_the_orderly_end(tmp_path: Path) -> None:
     assert 130 == caught.value.exit_code
     assert WHOLE_FOLDER == files(caught.value.result.directory)
     assert_nothing_is_left(runner)
+
+
+def test_manifest_holds_the_accounts_and_who_held_the_load_back(tmp_path: Path) -> None:
+    """What the verdict rests on is written down in every run."""
+    manifest = load_manifest(run(FakeRunner(), tmp_path).directory)
+    assert manifest.accounts is not None
+    assert manifest.bottleneck is not None
+    assert 83 == manifest.accounts.scripts["udp-syscall"].pairs[0].matched_count
+    assert [] == [each.what for each in manifest.accounts.balances if not each.is_kept]
+    assert "workers traced" in {row.what for row in manifest.granted}

@@ -248,6 +248,13 @@ def test_drops_at_the_servers_own_sockets_are_told_once() -> None:
     assert {"server-drops"} == set(said(evidence))
 
 
+def test_errors_in_a_namespace_that_others_share_spoil_nothing() -> None:
+    """They may be anybody's, so they are a note."""
+    evidence = make_evidence()
+    udp(is_shared=True, RcvbufErrors=4, InErrors=4)(evidence)
+    assert ("ok", {"udp-errors-around"}) == (judge(evidence).word, set(said(evidence)))
+
+
 def test_every_rule_has_a_case() -> None:
     """No rule is left without a test that makes it speak."""
     cases = test_rule_speaks_with_its_figure.pytestmark[0].args[1]  # type: ignore[attr-defined]
