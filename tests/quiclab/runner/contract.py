@@ -173,6 +173,24 @@ class PlaceContract(ABC):
             assert counters.total["tx"]["send_call_count"] == trace.event_count("@tx_arg_counts")
             assert json.loads(place.read(CLIENT, "client.json"))["ok"]
 
+    def test_place_without_a_tracer_tells_the_same(self, runner: Runner) -> None:
+        """An untraced twin has the facts of its traced sibling, and a reading without programs."""
+        with runner.open(RUN, max_mtu_bytes=SCENARIO.max_mtu_bytes, tracer_count=0) as place:
+            assert "bpftrace" in place.facts.versions
+            start_server(place)
+            reading = place.read_costs()
+        assert ({SERVER}, {}) == (set(reading.roles), reading.programs)
+        assert reading.roles[SERVER].cpu_s > 0
+
+    def test_reading_of_a_server_that_is_gone_is_empty(self, runner: Runner) -> None:
+        """Its end in the middle of a run is told elsewhere; what can be read still is."""
+        with open_place(runner) as place:
+            start_server(place)
+            place.kill(SERVER)
+            place.wait(SERVER, timeout_s=END_LIMIT_S)
+            reading = place.read_costs()
+        assert ({}, [], 0) == (reading.roles, reading.sockets, reading.server_drop_count)
+
     def test_leaving_removes_everything_that_runs(self, runner: Runner) -> None:
         """Leaving by an exception ends every role and leaves nothing, not even a record."""
 

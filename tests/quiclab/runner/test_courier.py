@@ -79,6 +79,16 @@ def test_file_that_is_not_there_and_socket_that_nobody_serves_are_answers(
     assert courier.ask("/s", "describe", {}, wait_s=1.0) is None
 
 
+def test_look_brings_what_there_is(
+    ends: tuple[socket.socket, socket.socket], courier: Courier
+) -> None:
+    """Many files come by one errand, under the names that the container has for them."""
+    say(ends[1], frame(STDOUT, answer({"found": {"/proc/1/stat": "1 (held) R"}})))
+    assert courier.look(["/proc/*/stat", "/none"]) == {"/proc/1/stat": "1 (held) R"}
+    errand = json.loads(ends[1].recv(1000))
+    assert errand == {"look": ["/proc/*/stat", "/none"]}
+
+
 def test_courier_that_ends_says_its_last_words(
     ends: tuple[socket.socket, socket.socket], courier: Courier
 ) -> None:
