@@ -102,6 +102,13 @@ def test_client_that_was_the_limit_degrades_the_comparison() -> None:
     assert any("says nothing about the server" in line for line in render_overhead(overhead))
 
 
+def test_timed_run_that_failed_spoils_nothing() -> None:
+    """The comparison does not stand on it; what a hit costs is then told by the others."""
+    overhead = compare([*make_runs(), make_run(Side.TIMED, is_usable=False, costs={})])
+    assert "" == overhead.failure
+    assert {"udp-syscall": COST} == overhead.costs
+
+
 @pytest.mark.parametrize(
     "noise", [{"steal": 0.03}, {"foreign": 0.2}], ids=["hypervisor", "other-processes"]
 )
