@@ -5,8 +5,8 @@ Rules about the three accounts: what was traced, what the server counted, what t
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from quiclab.accounting import stream_balances
-from quiclab.evidence import Evidence
+from quiclab.accounting import account_pairs, stream_balances
+from quiclab.evidence import Evidence, TracerEvidence
 from quiclab.verdict.model import AGAIN, LOGS, Rule
 
 
@@ -14,7 +14,17 @@ def _counts_differ(evidence: Evidence) -> Iterator[str]:
     for tracer in evidence.tracers:
         for result in evidence.check_trace(tracer):
             if not result.is_equal:
-                yield f"{tracer.script.name}: {result.render()}"
+                why = _find_full_map(evidence, tracer, result.check.map_name)
+                yield f"{tracer.script.name}: {result.render()}{why}"
+
+
+def _find_full_map(evidence: Evidence, tracer: TracerEvidence, map_name: str) -> str:
+    """Name the map that dropped starts, where a count differs because of that; "" else."""
+    for pair, figures in zip(tracer.script.pairs, account_pairs(evidence, tracer), strict=False):
+        is_full = figures.outstanding_count >= figures.key_limit
+        if is_full and map_name in {pair.matched, pair.unmatched}:
+            return f"; {pair.scratch} was full (--map-keys)"
+    return ""
 
 
 def _no_counters(evidence: Evidence) -> Iterator[str]:
