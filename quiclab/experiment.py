@@ -129,6 +129,8 @@ def run(
     """
     clock = clock or SystemClock()
     evidence = Evidence(scenario=scenario, tracers=_plan_tracers(scenario))
+    if scenario.tracer == "none":
+        evidence.tracer_kind = "none"
     record = Record(evidence, observer=observer or SilentObserver(), clock=clock, before_s=before_s)
     with Interrupts() as interrupts:
         story = _Run(evidence, record, runner, interrupts, clock)
@@ -286,8 +288,9 @@ class _Run:
                 deadline_s = self._tracers_started_s + ATTACH_LIMIT_S
                 self._await_attached(place, tracer, deadline_s=deadline_s)
         took_s = self._clock.now_s() - self._tracers_started_s
-        line = render_tracers(self._evidence.tracers, place.facts, took_s=took_s)
-        self._record.note("tracer", line)
+        if self._evidence.tracers:
+            line = render_tracers(self._evidence.tracers, place.facts, took_s=took_s)
+            self._record.note("tracer", line)
 
     def _await_attached(self, place: Place, tracer: TracerEvidence, *, deadline_s: float) -> None:
         announced_s: float | None = None
@@ -404,7 +407,7 @@ class _Run:
 
 def _plan_tracers(scenario: Scenario) -> list[TracerEvidence]:
     """
-    One tracer for each script: `tracer`, `tracer-2` and so on.
+    One tracer for each script: `tracer`, `tracer-2` and so on; none where none is asked for.
 
     Raises:
         UsageError: There is no such script, or one is named twice.
@@ -414,6 +417,8 @@ def _plan_tracers(scenario: Scenario) -> list[TracerEvidence]:
     for asked, name in zip(scenario.scripts, names, strict=True):
         if names.count(name) > 1:
             raise UsageError(f"--script {asked} is given twice in one run; name each script once")
+    if scenario.tracer == "none":
+        return []
     return [
         TracerEvidence(role=role, script=script)
         for role, script in zip(tracer_roles(len(scripts)), scripts, strict=True)

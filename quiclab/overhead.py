@@ -17,6 +17,7 @@ from quiclab.artifacts import Manifest
 from quiclab.comparison import MOST_STEAL, Change, choose_quiet
 from quiclab.errors import ExitCode
 from quiclab.probecost import ProbeCost
+from quiclab.runner.base import TRACER
 from quiclab.scenario import Scenario
 
 SCHEMA: Final = 1
@@ -95,11 +96,13 @@ class ComparedRun(BaseModel):
 
     @classmethod
     def of(cls, side: Side, manifest: Manifest, client: Mapping[str, Any] | None) -> Self:
-        """Take from a finished run what is compared."""
+        """Take from a finished run what is compared; a twin that was traced is none."""
         accounts, bottleneck = manifest.accounts, manifest.bottleneck
+        is_traced = any(role.startswith(TRACER) for role in manifest.roles)
+        is_other = is_traced and side is Side.UNTRACED
         is_invalid = manifest.verdict is None or manifest.verdict.exit_code is ExitCode.INVALID
         moved_bytes = 0 if client is None else client["bytes_received"] + client["bytes_sent"]
-        if is_invalid or client is None or not moved_bytes or accounts is None:
+        if is_other or is_invalid or client is None or not moved_bytes or accounts is None:
             return cls(side=side, run_id=manifest.run_id, is_usable=False)
         steal = foreign = None
         if bottleneck is not None and bottleneck.cpu_count and bottleneck.machine_share is not None:
