@@ -3,7 +3,7 @@ Who held the load back? One fact with its figures, from what was measured. Pure.
 
 Looked at in this order, and the first that is plain is named: the hypervisor,
 the CPU of an end, the machine's CPUs together, a receiver that dropped, QUIC's
-window, the socket's queue, the TX ring. It is a fact, not a reservation: a run that asks
+window, the socket's queue. It is a fact, not a reservation: a run that asks
 nothing about speed is as good with a busy client as with a busy server.
 """
 
@@ -26,7 +26,6 @@ Limit = Literal[
     "receiver",
     "window",
     "socket",
-    "ring",
     "unclear",
 ]
 
@@ -36,7 +35,6 @@ FULL_SHARE: Final = 0.95  # of all cores, from which on the machine is
 STEAL_SHARE: Final = 0.1
 WAITING_SHARE: Final = 0.5  # of the load's time asleep behind a full window
 BLOCKED_SHARE: Final = 0.1  # of the send calls that found the socket's queue full
-RING_SHARE: Final = 0.5  # of the messages before which building had to wait for a slot
 LATE_SHARE: Final = 0.1  # of the timers whose call came 1 ms late and more
 FEWEST_TIMERS: Final = 100  # of which a share says something
 
@@ -70,7 +68,7 @@ class Bottleneck(BaseModel):
     @property
     def is_server(self) -> bool:
         """Tell whether goodput says something about the server: it was what limited."""
-        return self.limit in {"server", "window", "socket", "ring"}
+        return self.limit in {"server", "window", "socket"}
 
 
 def find_bottleneck(evidence: Evidence) -> Bottleneck | None:
@@ -138,10 +136,6 @@ def _network_candidates(evidence: Evidence) -> Iterator[tuple[Limit, str]]:
     blocked = find_counter(counters.total, "tx.blocked_count") or 0
     if calls and blocked / calls >= BLOCKED_SHARE:
         yield "socket", f"the server's socket, full at {blocked:,} of {calls:,} send calls"
-    full = find_counter(counters.total, "tx.ring_full_count") or 0
-    written = find_counter(counters.total, "tx.message_written_count") or 0
-    if written and full / written >= RING_SHARE:
-        yield "ring", f"the server's TX ring, full {full:,} times for {written:,} messages"
     late = find_counter(counters.total, "loop.late_timer_count") or 0
     timers = find_counter(counters.total, "loop.timer_count") or 0
     if timers >= FEWEST_TIMERS and late / timers >= LATE_SHARE:

@@ -21,6 +21,7 @@ def list_readback(evidence: Evidence) -> list[Grant]:
     """
     return [
         *_workers(evidence),
+        *_ring(evidence),
         *_offloads(evidence),
         *_path_mtu(evidence),
         *_congestion_control(evidence),
@@ -50,6 +51,18 @@ def _workers(evidence: Evidence) -> Iterator[Grant]:
             is_short=untraced_count > 0,
             reason=evidence.untraced[0] + " saw no tracer" if untraced_count else "",
         )
+
+
+def _ring(evidence: Evidence) -> Iterator[Grant]:
+    """How far the TX ring filled; a full one is flushed at once, so nobody waits for a slot."""
+    if evidence.counters is None or evidence.server is None:
+        return
+    total, entries = evidence.counters.total, evidence.server.granted.tx_ring.entries
+    most = find_counter(total, "tx.most_filled_count")
+    full = find_counter(total, "tx.ring_full_count")
+    if most is not None and full is not None:
+        filled = f"at most {most:,} of {entries:,} filled, full {full:,} times"
+        yield Grant(what="server TX ring", asked=None, granted=filled, is_fact=True)
 
 
 def _offloads(evidence: Evidence) -> Iterator[Grant]:

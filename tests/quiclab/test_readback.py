@@ -55,6 +55,17 @@ def test_offloads_are_told_as_they_were_used() -> None:
     assert "in 1,200 of 1,260 messages, 7.0 datagrams a message" == row.granted
 
 
+def test_the_ring_is_told_as_it_filled() -> None:
+    """The most messages that waited at once, of its slots, and how often it was full."""
+    evidence = make_described()
+    raw = load_recording("server-report")
+    raw["total"]["tx"].update(most_filled_count=54, ring_full_count=3)
+    evidence.counters = CounterReport.read(raw)
+    row = find(evidence, "server TX ring")
+    assert row is not None
+    assert "at most 54 of 128 filled, full 3 times" == row.granted
+
+
 def test_a_server_that_does_not_count_offloads_has_no_row_of_them() -> None:
     """Nothing is guessed from a switch that is on."""
     evidence = make_described()
