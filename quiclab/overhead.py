@@ -73,7 +73,8 @@ class ComparedRun(BaseModel):
         run_id: Names its folder.
         is_usable: It came to its end, and its figures may be used.
         goodput_bytes_per_s: Stream bytes a second, both directions.
-        cpu_s_per_gb: The server's CPU-seconds for 10^9 of them.
+        cpu_s: The server's CPU time.
+        cpu_s_per_gb: The same for 10^9 of them.
         limit: Who held the load back ("server", "client" ...).
         is_server_limit: It was the server, so that goodput says something about it.
         steal: Part of all cores that the hypervisor kept.
@@ -87,6 +88,7 @@ class ComparedRun(BaseModel):
     run_id: str
     is_usable: bool
     goodput_bytes_per_s: float = 0.0
+    cpu_s: float = 0.0
     cpu_s_per_gb: float = 0.0
     limit: str = ""
     is_server_limit: bool = False
@@ -116,6 +118,7 @@ class ComparedRun(BaseModel):
             run_id=manifest.run_id,
             is_usable=True,
             goodput_bytes_per_s=client["goodput_bytes_per_s"],
+            cpu_s=accounts.server_cpu_s or 0.0,
             cpu_s_per_gb=round((accounts.server_cpu_s or 0.0) / moved_bytes * _GB, 6),
             limit="" if bottleneck is None else bottleneck.limit,
             is_server_limit=bottleneck is not None and bottleneck.is_server,
@@ -162,10 +165,22 @@ class Overhead(BaseModel):
         return ExitCode.DEGRADED if self.limits else ExitCode.OK
 
     @property
+    def weighed(self) -> ComparedRun | None:
+        """The run whose hits were counted and weighed: by the kernel, else by the server."""
+        by_side = {run.side: run for run in self.runs if run.costs}
+        return by_side.get(Side.TIMED) or by_side.get(Side.TRACED)
+
+    @property
     def costs(self) -> Mapping[str, ProbeCost]:
-        """What the probes should have cost: as the kernel counted, else as the server did."""
-        by_side = {run.side: run.costs for run in self.runs if run.costs}
-        return by_side.get(Side.TIMED) or by_side.get(Side.TRACED) or {}
+        """What the probes should have cost, by script."""
+        return {} if self.weighed is None else self.weighed.costs
+
+    @property
+    def reckoned(self) -> float | None:
+        """By how much hits × their cost should have raised the server's CPU time; 0.1: a tenth."""
+        hits_s = sum(cost.cpu_s for cost in self.costs.values())
+        without_s = 0.0 if self.weighed is None else self.weighed.cpu_s - hits_s
+        return hits_s / without_s if without_s > 0 else None
 
 
 def compare(runs: Sequence[ComparedRun]) -> Overhead:
@@ -235,3 +250,5 @@ def render_overhead(overhead: Overhead) -> Iterator[str]:
     for name, cost in overhead.costs.items():
         by = "the kernel's count and clock" if cost.is_counted_by_kernel else "the server's count"
         yield f"{name}: {cost.render()}, by {by}"
+    if overhead.reckoned is not None:
+        yield f"reckoned by these hits alone, the server's CPU grows by {overhead.reckoned:.1%}"

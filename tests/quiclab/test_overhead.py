@@ -32,6 +32,7 @@ def make_run(side: Side, **changes: object) -> ComparedRun:
             "run_id": f"run-{side}",
             "is_usable": True,
             "goodput_bytes_per_s": 90e6 if is_traced else 100e6,
+            "cpu_s": 0.0105,
             "cpu_s_per_gb": 12.0 if is_traced else 10.0,
             "limit": "server",
             "is_server_limit": True,
@@ -76,13 +77,15 @@ def test_change_is_told_with_its_figures() -> None:
     """Both figures, their spread, and what the probes should have cost."""
     overhead = compare([*make_runs(3), make_run(Side.TIMED)])
     assert ExitCode.OK is overhead.exit_code
-    goodput, server_cpu, costs = render_overhead(overhead)
+    goodput, server_cpu, costs, reckoned = render_overhead(overhead)
     spread = "(-10.0% to -10.0%; equal runs look so one time in 108)"
     assert f"goodput -10.0% {spread}: 100.0 MB/s untraced, 90.0 MB/s traced" == goodput
     spread = "(+20.0% to +20.0%; equal runs look so one time in 108)"
     figures = "10.000 CPU-s a GB untraced, 12.000 traced"
     assert f"server's CPU +20.0% {spread}: {figures}" == server_cpu
     assert f"udp-syscall: {COST.render()}, by the kernel's count and clock" == costs
+    # Half a millisecond of hits in 10.5 ms of CPU time.
+    assert "reckoned by these hits alone, the server's CPU grows by 5.0%" == reckoned
 
 
 def test_timed_run_is_not_compared() -> None:
