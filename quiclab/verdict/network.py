@@ -19,6 +19,10 @@ _FOREIGN: Final = {
     "unsupported_version": "of an unknown version",
     "unknown_connection": "of an unknown connection",
 }
+_NEWCOMERS: Final = {
+    "handshake_timeout_count": "whose handshake took too long",
+    "invalid_token_count": "with a token that is not valid",
+}
 _FAULTS: Final = {
     "cut": "were cut off by a receive slot that was too small",
     "fault": "ended a connection by a fault of the server's",
@@ -141,12 +145,16 @@ def _foreign(evidence: Evidence) -> Iterator[str]:
 
 
 def _refused(evidence: Evidence) -> Iterator[str]:
+    """Newcomers whom the server's bounds kept out: its own load's were let in, or it failed."""
     counters = evidence.counters
-    total = {} if counters is None else counters.total.get("connections", {})
+    total = {} if counters is None else counters.total.get("admission", {})
     refused: Mapping[str, int] = total.get("refused_counts", {})
-    told = [f"{count:,} by {name}" for name, count in sorted(refused.items()) if count]
+    told = [f"{count:,} by its bound of {name}" for name, count in sorted(refused.items()) if count]
+    for name, words in _NEWCOMERS.items():
+        if total.get(name):
+            told.append(f"{total[name]:,} {words}")
     if told:
-        yield f"the server refused connections: {', '.join(told)}"
+        yield f"the server did not let newcomers in: {', '.join(told)}"
 
 
 def _packets_lost(evidence: Evidence) -> Iterator[str]:
@@ -222,7 +230,7 @@ RULES: Final[Sequence[Rule]] = (
         "connections-refused",
         "note",
         _refused,
-        meaning="connections that the server refused, by the bound that spoke",
+        meaning="connections that the server did not let in, by the bound that spoke",
     ),
     Rule(
         "packets-lost",

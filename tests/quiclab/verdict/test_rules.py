@@ -195,8 +195,12 @@ def test_rules_have_names_of_their_own() -> None:
         ),
         (
             "connections-refused",
-            report("connections", refused_counts={"total": 7, "half_open": 0}),
-            "the server refused connections: 7 by total",
+            report(
+                "admission",
+                refused_counts={"connections": 7, "half_open": 0},
+                handshake_timeout_count=2,
+            ),
+            "newcomers in: 7 by its bound of connections, 2 whose handshake took too long",
         ),
         (
             "packets-lost",
