@@ -47,8 +47,14 @@ def _trace_missing(evidence: Evidence) -> Iterator[str]:
             yield f"{tracer.script.name}: the trace is cut off, so its final maps are missing"
 
 
+def _must_have_fired(evidence: Evidence) -> bool:
+    """A load that failed before its client measured anything explains why nothing fired."""
+    is_load_failed = bool(evidence.failure) and evidence.client_result is None
+    return evidence.is_load_started and not is_load_failed
+
+
 def _no_samples(evidence: Evidence) -> Iterator[str]:
-    for tracer in evidence.tracers if evidence.is_load_started else ():
+    for tracer in evidence.tracers if _must_have_fired(evidence) else ():
         due = _due_maps(evidence, tracer, is_due=True)
         if not _is_silent(tracer) or evidence.is_cut_off(tracer):
             continue
@@ -58,7 +64,7 @@ def _no_samples(evidence: Evidence) -> Iterator[str]:
 
 
 def _map_is_empty(evidence: Evidence) -> Iterator[str]:
-    for tracer in evidence.tracers if evidence.is_load_started else ():
+    for tracer in evidence.tracers if _must_have_fired(evidence) else ():
         if _is_silent(tracer) or evidence.is_cut_off(tracer):
             continue
         for note in _empty_maps(tracer, _due_maps(evidence, tracer, is_due=True)):
@@ -67,7 +73,7 @@ def _map_is_empty(evidence: Evidence) -> Iterator[str]:
 
 
 def _other_direction(evidence: Evidence) -> Iterator[str]:
-    for tracer in evidence.tracers if evidence.is_load_started else ():
+    for tracer in evidence.tracers if _must_have_fired(evidence) else ():
         for note in _empty_maps(tracer, _due_maps(evidence, tracer, is_due=False)):
             yield (
                 f"{tracer.script.name}: 0 samples in {note.name}; "

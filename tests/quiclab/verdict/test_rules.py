@@ -313,6 +313,18 @@ def test_role_that_died_is_told_once() -> None:
     assert {"ended-early"} == set(said(evidence))
 
 
+def test_a_load_that_failed_at_its_start_explains_why_nothing_fired() -> None:
+    """No probe is blamed for a client that never began."""
+    evidence = make_evidence()
+    without_maps(evidence)
+    evidence.failure, evidence.client_result = "client exited 1 after 0.1 s", None
+    evidence.is_load_complete = False
+    raw = load_recording("server-report")
+    raw["total"]["tx"]["send_call_count"] = raw["total"]["rx"]["receive_call_count"] = 0
+    evidence.counters = CounterReport.read(raw)
+    assert {"ended-early"} == set(said(evidence))
+
+
 def test_evidence_of_a_run_that_never_loaded_is_judged() -> None:
     """A run that failed at its start gives one reason, not a list of what is missing."""
     evidence = make_evidence()
