@@ -71,7 +71,8 @@ def render_result(
     """
     Everything worth a look, in reading order; the verdict near the end, and first if it is bad.
     """
-    if result.verdict.word != "ok" and (result.client is not None or result.traces):
+    is_measured = result.client is not None or any(each.maps for each in result.traces.values())
+    if result.verdict.word != "ok" and is_measured:
         yield _verdict_line(result.verdict)  # of a run without figures it is all there is to say
     if result.client is not None:
         yield Line("load", render_load(scenario, ClientResult.read(result.client)))
@@ -85,7 +86,8 @@ def render_result(
     manifest = result.manifest
     if manifest.bottleneck is not None:
         yield Line("limit", manifest.bottleneck.text)
-    if manifest.accounts is not None:
+    # Without a load there is nothing to balance: 0 = 0 would read like praise.
+    if manifest.accounts is not None and result.client is not None:
         yield from render_accounts(manifest.accounts, is_verbose=is_verbose)
     if is_verbose:
         yield from render_times(manifest)

@@ -22,8 +22,9 @@ from quiclab.command.summary import (
 from quiclab.experiment import run
 from quiclab.grants import Grant
 from quiclab.histogram import Bucket, Histogram
+from quiclab.observer import Phase
 from quiclab.runner.fake import FakeRunner
-from quiclab.runner.faults import Faults
+from quiclab.runner.faults import Death, Faults
 from quiclab.scenario import Scenario
 from quiclab.trace.events import MapSnapshot, Trace
 from quiclab.trace.script import MapNote, load_script, parse_script
@@ -169,6 +170,16 @@ def test_a_verdict_that_is_not_ok_stands_first(lost: int, first: str, tmp_path: 
     lines = list(render_result(result, scenario, [load_script("udp-syscall")], is_verbose=False))
     assert first == lines[0].label
     assert "verdict" == [line.label for line in lines if line.label][-1]
+
+
+def test_a_run_without_a_load_claims_no_balance(tmp_path: Path) -> None:
+    """A server that died before the load leaves one verdict and no line that reads like praise."""
+    scenario = Scenario.model_validate({"script": ("udp-syscall",)})
+    runner = FakeRunner(Faults(deaths=[Death("server", Phase.CLIENT, exit_status=137)]))
+    result = run(scenario, runner=runner, output=tmp_path, clock=runner.clock)
+    lines = list(render_result(result, scenario, [load_script("udp-syscall")], is_verbose=False))
+    labels = [line.label for line in lines]
+    assert (1, 0, 0) == tuple(labels.count(each) for each in ("verdict", "accounts", "limit"))
 
 
 def test_every_finding_is_said_and_the_first_only_once() -> None:
