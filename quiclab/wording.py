@@ -5,7 +5,7 @@ The facts that a run tells while it works, one line each.
 from collections.abc import Sequence
 
 from quiclab.answers import ClientResult, ServerDescription
-from quiclab.evidence import TracerEvidence
+from quiclab.evidence import TracerEvidence, TracerKind
 from quiclab.runner.base import PlaceFacts
 from quiclab.scenario import Scenario
 from quiclab.units import render_bytes, render_duration, render_rate
@@ -30,11 +30,29 @@ def render_server(server: ServerDescription) -> str:
     )
 
 
-def render_tracers(tracers: Sequence[TracerEvidence], place: PlaceFacts, *, took_s: float) -> str:
+def render_tracers(
+    tracers: Sequence[TracerEvidence],
+    place: PlaceFacts,
+    *,
+    took_s: float,
+    kind: TracerKind = "bpftrace",
+    reason: str = "",
+) -> str:
     """
     What traces, and how many of the expected probes are attached.
+
+    Args:
+        tracers: One a script.
+        place: Where they trace; it names bpftrace's version.
+        took_s: Until all were attached.
+        kind: Who fills the maps.
+        reason: Why that is not bpftrace, "" when it was asked for.
     """
-    parts = [f"bpftrace {place.versions['bpftrace']}"] if "bpftrace" in place.versions else []
+    parts = []
+    if kind == "in-process":
+        parts = ["recorded in process, without bpftrace" + (f" ({reason})" if reason else "")]
+    elif "bpftrace" in place.versions:
+        parts = [f"bpftrace {place.versions['bpftrace']}"]
     for tracer in tracers:
         expected = tracer.script.expected_probe_count
         of = "" if expected is None else f" of {expected}"
