@@ -29,14 +29,14 @@ from qh3.quic.connection import QuicConnection as Qh3Connection
 
 from benchmarks.load import FLOW_CONTROL_BYTES, LoadError
 from server.certificate import make_certificate
-from server.content import content_chunk, find_content_error
-from server.internals import (
+from server.congestion import (
     NoPacer,
     capped_congestion_control,
     in_flight_bytes,
     set_pacer,
     window_bytes,
 )
+from server.content import content_chunk, find_content_error
 from server.options import EndpointOptions
 from server.perf import ALPN, PerfServer, encode_header
 

@@ -37,7 +37,7 @@ from qh3.quic.connection import QuicConnection  # noqa: E402
 from qh3.quic.events import HandshakeCompleted, StreamDataReceived  # noqa: E402
 
 from benchmarks.instructions_cases import CodeName, Done, Place, Work  # noqa: E402
-from server import internals  # noqa: E402
+from server import congestion  # noqa: E402
 from server.certificate import ServerCertificate  # noqa: E402
 from server.content import CONTENT_PERIOD, content_chunk, find_content_error  # noqa: E402
 from server.perf import ALPN, ENDLESS, PerfServer, encode_header  # noqa: E402
@@ -237,7 +237,7 @@ class MemoryWork:
             configuration=_floor_configuration(certificate, work),
             original_destination_connection_id=self._peer.connection.original_destination_connection_id,
         )
-        internals.set_pacer(self._server, internals.NoPacer())
+        congestion.set_pacer(self._server, congestion.NoPacer())
         self._application = PerfServer(self._server, is_content_verified=True)
         self._to_server: deque[bytes] = deque()
         self._to_peer: list[bytes] = []
@@ -291,7 +291,7 @@ class MemoryWork:
         timer_s = server.get_timer()
         if timer_s is not None and timer_s <= now_s:
             server.handle_timer(now_s)
-        room_bytes = internals.window_bytes(server) - internals.in_flight_bytes(server)
+        room_bytes = congestion.window_bytes(server) - congestion.in_flight_bytes(server)
         if room_bytes > 0:
             self._application.produce(room_bytes)
         self._to_peer = [data for data, _ in server.datagrams_to_send(now_s)]
@@ -321,7 +321,7 @@ class BothEndsWork:
             configuration=_floor_configuration(certificate, work),
             original_destination_connection_id=self._client.original_destination_connection_id,
         )
-        internals.set_pacer(self._server, internals.NoPacer())
+        congestion.set_pacer(self._server, congestion.NoPacer())
         self._application = PerfServer(self._server)
         self._client.send_stream_data(0, encode_header(ENDLESS), end_stream=True)
         self._sent_count = self._read_count = self._received_bytes = 0
@@ -352,7 +352,7 @@ class BothEndsWork:
             self._read_count += 1
         while (event := server.next_event()) is not None:
             self._application.on_event(event, now_s)
-        room_bytes = internals.window_bytes(server) - internals.in_flight_bytes(server)
+        room_bytes = congestion.window_bytes(server) - congestion.in_flight_bytes(server)
         if room_bytes > 0:
             self._application.produce(room_bytes)
         for count, (data, _) in enumerate(server.datagrams_to_send(now_s), start=1):
@@ -386,7 +386,7 @@ def _floor_configuration(certificate: ServerCertificate, work: Work) -> AioquicC
         max_datagram_size=work.datagram_bytes,
         max_data=FLOW_CONTROL_BYTES,
         max_stream_data=FLOW_CONTROL_BYTES,
-        congestion_control_algorithm=internals.capped_congestion_control(
+        congestion_control_algorithm=congestion.capped_congestion_control(
             "reno", cap_bytes=WINDOW_CAP_BYTES
         ),
     )

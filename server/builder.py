@@ -12,7 +12,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Final, Protocol
 
-from server import internals
+from server import congestion, internals
 from server.session import Session
 from server.udp.model import Address, AddressBook
 from server.udp.sockets import UdpSocket
@@ -139,7 +139,7 @@ class Builder:
         wanted_bytes = 2 * message_bytes
         if self._has_no_pacing:  # one call builds all that the window allows
             connection = session.connection
-            window_bytes = internals.window_bytes(connection)
+            window_bytes = congestion.window_bytes(connection)
             wanted_bytes += min(window_bytes, _LARGEST_PRODUCE_BYTES)
         try:
             session.application.produce(wanted_bytes)

@@ -13,7 +13,8 @@ from typing import Final
 
 from aioquic.quic.connection import QuicConnection
 
-from server.internals import SendBacklog, window_bytes
+from server.congestion import window_bytes
+from server.internals import SendBacklog
 
 CONTENT_PERIOD: Final = 251
 # One write hands aioquic at most this much. Large, so that few calls are made;

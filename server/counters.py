@@ -333,6 +333,7 @@ def merge_reports(workers: list[dict[str, Any]]) -> dict[str, Any]:
         "rx": RxCounters().report(),
         "receive_buffer": ReceiveBufferCounters().report(),
         "recovery": RecoveryCounters().report(),
+        "admission": {},
         "loop": LoopCounters().report(),
         "perf": {},
     }

@@ -11,6 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from aioquic.quic.configuration import QuicConfiguration
@@ -19,6 +20,7 @@ from aioquic.quic.events import (
     ConnectionIdIssued,
     ConnectionIdRetired,
     ConnectionTerminated,
+    HandshakeCompleted,
     ProtocolNegotiated,
     QuicEvent,
     StopSendingReceived,
@@ -26,7 +28,8 @@ from aioquic.quic.events import (
 )
 from aioquic.quic.packet import QuicErrorCode, QuicFrameType
 
-from server import internals, routing
+from server import congestion, internals, routing
+from server.admission import Admission
 from server.builder import Builder
 from server.counters import ConnectionCounters, RecoveryCounters
 from server.intake import Intake
@@ -42,6 +45,8 @@ __all__ = ["Application", "ApplicationFactory", "Endpoint", "EndpointOptions"]
 ApplicationFactory = Callable[[QuicConnection], Application]
 
 _MOST_FAULTS_SHOWN: Final = 5
+# However many are open: two trains of the largest size, and some more.
+_LEAST_RECEIVE_WINDOW_BYTES: Final = 256 * 1024
 
 
 class Endpoint:
@@ -68,6 +73,7 @@ class Endpoint:
         self.udp = udp
         self.connections = ConnectionCounters()
         self.recovery = RecoveryCounters()
+        self.admission = Admission(options.admission)
         self.on_closed: Callable[[QuicConnection], None] | None = None
         """Called when a connection has ended."""
         self._loop = loop
@@ -78,7 +84,7 @@ class Endpoint:
             udp,
             configuration,
             addresses=self._addresses,
-            begin=self._begin if accept is not None else None,
+            gate=self if accept is not None else None,
             on_fault=self._show_fault,
         )
         self._by_connection: dict[QuicConnection, Session] = {}
@@ -109,6 +115,7 @@ class Endpoint:
         connection = QuicConnection(configuration=configuration)
         session = self._open(connection, factory(connection))
         connection.connect(address, now=self._loop.now_s())
+        self._admit(session)
         self.builder.touch(session)
         return connection, session.application
 
@@ -127,7 +134,7 @@ class Endpoint:
         self.budget.set_cap(cap_bytes)
         self._intake.configuration = replace(
             self._intake.configuration,
-            congestion_control_algorithm=internals.capped_congestion_control(
+            congestion_control_algorithm=congestion.capped_congestion_control(
                 self._options.congestion_control, cap_bytes=cap_bytes
             ),
         )
@@ -154,6 +161,7 @@ class Endpoint:
         """
         self.connections.reset()
         self.recovery.reset()
+        self.admission.reset()
         self.budget.reset()
         for session in self._by_connection.values():
             session.packets_at_reset = internals.sent_packet_count(session.connection)
@@ -243,14 +251,50 @@ class Endpoint:
             except Exception as error:  # noqa: BLE001 - whatever a peer sends, others go on
                 self.fail(session, error)
 
-    def _begin(self, connection: QuicConnection) -> Session:
+    @property
+    def open_count(self) -> int:
+        """Connections that are open."""
+        return self.connections.open_count
+
+    def receive_window_bytes(self) -> int:
         """
-        Take in a connection that a client has opened.
+        How much a newcomer may send that nobody has taken yet: an equal part of the budget.
+        """
+        share_bytes = self._options.receive_budget_bytes // (self.open_count + 1)
+        usual_bytes = self._intake.configuration.max_data
+        return min(usual_bytes, max(_LEAST_RECEIVE_WINDOW_BYTES, share_bytes))
+
+    def begin(self, connection: QuicConnection) -> Session:
+        """
+        Take in a connection that a client has opened, for as long as a handshake may take.
         """
         assert self._accept is not None
         session = self._open(connection, self._accept(connection))
+        self.admission.half_open_count += 1
+        limit_s = self.admission.options.handshake_limit_s
+        session.handshake_limit = self._loop.call_at(
+            self._loop.now_s() + limit_s, partial(self._on_handshake_limit, session)
+        )
         self.builder.touch(session)
         return session
+
+    def _admit(self, session: Session) -> None:
+        """
+        Count a connection among those that share the windows: its client is there.
+        """
+        self._end_handshake(session)
+        session.has_joined = True
+        self.budget.join(congestion.find_capped_window(session.connection))
+
+    def _end_handshake(self, session: Session) -> None:
+        if session.handshake_limit is not None:
+            self._loop.cancel(session.handshake_limit)
+            session.handshake_limit = None
+            self.admission.half_open_count -= 1
+
+    def _on_handshake_limit(self, session: Session, _now_s: float) -> None:
+        self.admission.handshake_timeout_count += 1
+        self.abandon(session, reason="the handshake took too long")
 
     def _open(self, connection: QuicConnection, application: Application) -> Session:
         session = Session(
@@ -264,8 +308,7 @@ class Endpoint:
         self._by_connection[connection] = session
         self.connections.on_opened()
         internals.watch_recovery(connection, self.recovery)
-        internals.share_cap(connection, self.budget.shared)
-        self.budget.join(internals.find_capped_window(connection))
+        congestion.share_cap(connection, self.budget.shared)
         return session
 
     def fail(self, session: Session, error: Exception) -> None:
@@ -281,16 +324,16 @@ class Endpoint:
             reason_phrase="internal error",
         )
 
-    def abandon(self, session: Session) -> None:
+    def abandon(self, session: Session, *, reason: str = "internal error") -> None:
         """
-        Drop a connection that cannot even say that it closes.
+        Drop a connection that cannot even say that it closes, or need not.
         """
         self._forget(session)
         session.application.on_event(
             ConnectionTerminated(
                 error_code=QuicErrorCode.INTERNAL_ERROR,
                 frame_type=QuicFrameType.PADDING,
-                reason_phrase="internal error",
+                reason_phrase=reason,
             ),
             self._loop.now_s(),
         )
@@ -336,6 +379,8 @@ class Endpoint:
                 )
                 if self._options.is_peer_limit_kept and session.peer_max_datagram_bytes:
                     session.limit_datagrams(session.peer_max_datagram_bytes)
+            case HandshakeCompleted() if not session.has_joined:
+                self._admit(session)
             case StopSendingReceived():
                 session.release()  # the reset need not wait for room
             case ConnectionTerminated():
@@ -389,7 +434,9 @@ class Endpoint:
         if session.is_closed:
             return
         session.is_closed = True
-        self.budget.leave(internals.find_capped_window(session.connection))
+        self._end_handshake(session)
+        if session.has_joined:
+            self.budget.leave(congestion.find_capped_window(session.connection))
         error_code, frame_type, reason, closed_by = internals.close_reason(session.connection)
         self.connections.on_closed(
             error_code=error_code, frame_type=frame_type, reason=reason, closed_by=closed_by

@@ -1,19 +1,41 @@
 """
 Where a datagram belongs: to a connection, to a new one, or nowhere.
 
-What leads nowhere is dropped in silence and counted by cause. Only a first
-datagram in a version that is not spoken is answered (RFC 9000, Section 6).
+What leads nowhere is dropped in silence and counted by cause. Only a first datagram
+is answered: one in a version that is not spoken (RFC 9000, Section 6), one that is to
+come again with a token (Section 8.1.2), and one whose token is wrong (Section 8.1.3).
 """
 
 from collections.abc import Callable
+from typing import Protocol
 
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import QuicConnection
 
 from server import internals, routing
+from server.admission import Admission
 from server.session import Session
+from server.tokens import RetryTokens, read_initial_token
 from server.udp.model import Address, AddressBook
 from server.udp.sockets import UdpSocket
+
+
+class Gate(Protocol):
+    """
+    What an intake asks of an endpoint that accepts connections.
+    """
+
+    admission: Admission
+
+    @property
+    def open_count(self) -> int:
+        """Connections that are open."""
+
+    def receive_window_bytes(self) -> int:
+        """How much a newcomer may send that nobody has taken yet."""
+
+    def begin(self, connection: QuicConnection) -> Session:
+        """Take in a connection that has accepted its first packet."""
 
 
 class Intake:
@@ -24,7 +46,7 @@ class Intake:
         udp: Where drops are counted and answers go.
         configuration: For new connections; may be replaced.
         addresses: Peers as the kernel writes them.
-        begin: Called with a connection that has accepted its first packet; None: none may.
+        gate: Decides who may begin; None: nobody may.
         on_fault: Told what aioquic tripped over.
     """
 
@@ -34,7 +56,7 @@ class Intake:
         configuration: QuicConfiguration,
         *,
         addresses: AddressBook,
-        begin: Callable[[QuicConnection], Session] | None,
+        gate: Gate | None,
         on_fault: Callable[[Exception], None],
     ) -> None:
         self.configuration = configuration
@@ -42,7 +64,8 @@ class Intake:
         """Connections by each of their IDs."""
         self._udp = udp
         self._addresses = addresses
-        self._begin = begin
+        self._gate = gate
+        self._tokens = RetryTokens()
         self._on_fault = on_fault
 
     def add(self, session: Session, cid: bytes) -> None:
@@ -89,14 +112,15 @@ class Intake:
         session = self.sessions.get(header.destination_cid)
         if session is not None:
             return session
-        if self._begin is None:
+        gate = self._gate
+        if gate is None:
             self._udp.rx.drop("unknown_connection")
         elif header.version not in self.configuration.supported_versions:
             self._answer_version(header, address, datagram_bytes=len(datagram))
         elif not routing.may_begin(header, datagram_bytes=len(datagram)):
             self._udp.rx.drop("unknown_connection")
         else:
-            self._accept(self._begin, header, datagram, address, now_s)
+            self._meet(gate, header, datagram, address, now_s)
         return None
 
     def _answer_version(
@@ -108,32 +132,79 @@ class Intake:
             datagram_bytes=datagram_bytes,
             supported_versions=self.configuration.supported_versions,
         )
+        if answer is not None:
+            self._answer(answer, address)
+
+    def _answer(self, answer: bytes, address: Address) -> None:
+        """
+        Say something to whom nothing is kept of.
+        """
         # A full socket is no place to queue answers to whoever floods it.
-        if answer is not None and self._udp.tx.can_write():
+        if self._udp.tx.can_write():
             self._udp.tx.acquire()
             self._udp.tx.write(self._addresses.pack(address), [answer])
 
-    def _accept(
+    def _meet(
         self,
-        begin: Callable[[QuicConnection], Session],
+        gate: Gate,
         header: routing.LongHeader,
         datagram: bytes,
         address: Address,
         now_s: float,
     ) -> None:
         """
+        Accept a newcomer, ask it to show its address, or refuse it.
+        """
+        admission = gate.admission
+        original_cid = None
+        if admission.options.retry != "off":
+            token = read_initial_token(datagram)
+            if token is None:
+                self._udp.rx.drop("not_initial")
+                return
+            if token:
+                original_cid = self._tokens.find_original_cid(header, address, token, now_s=now_s)
+                if original_cid is None:
+                    admission.invalid_token_count += 1
+                    self._udp.rx.drop("invalid_token")
+                    self._answer(internals.encode_invalid_token_close(header), address)
+                    return
+        match admission.decide(open_count=gate.open_count, is_validated=original_cid is not None):
+            case "accept":
+                self._accept(gate, header, datagram, address, now_s, original_cid=original_cid)
+            case "retry":
+                admission.retry_sent_count += 1
+                self._udp.rx.drop("retried")
+                retry = self._tokens.make_retry(header, address, now_s=now_s)
+                self._answer(retry, address)
+            case "refuse":
+                self._udp.rx.drop("refused")
+
+    def _accept(
+        self,
+        gate: Gate,
+        header: routing.LongHeader,
+        datagram: bytes,
+        address: Address,
+        now_s: float,
+        *,
+        original_cid: bytes | None,
+    ) -> None:
+        """
         Begin a connection, if aioquic takes the datagram for its first.
         """
         connection = QuicConnection(
             configuration=self.configuration,
-            original_destination_connection_id=header.destination_cid,
+            original_destination_connection_id=original_cid or header.destination_cid,
+            retry_source_connection_id=None if original_cid is None else header.destination_cid,
         )
+        internals.bound_received(connection, window_bytes=gate.receive_window_bytes())
         try:
             connection.receive_datagram(datagram, address, now_s)
         except Exception as error:  # noqa: BLE001 - whatever a peer sends, others go on
             self._on_fault(error)
         if internals.has_begun(connection):
             # The client uses the ID it chose until it has seen ours.
-            self.add(begin(connection), header.destination_cid)
+            self.add(gate.begin(connection), header.destination_cid)
         else:
             self._udp.rx.drop("not_initial")

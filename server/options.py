@@ -2,8 +2,10 @@
 How connections are driven: values alone, so that a command line can be read without them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
+
+from server.admission import AdmissionOptions
 
 PacingName = Literal["ring", "aioquic", "off"]
 CongestionControlName = Literal["reno", "cubic"]
@@ -21,6 +23,9 @@ class EndpointOptions:
         window_cap_bytes: Largest congestion window of a connection; 0: no cap.
         window_budget_bytes: What the capped windows of all connections of an endpoint may
             have together; 0: no budget.
+        receive_budget_bytes: What peers of all connections of an endpoint may have sent
+            that nobody has taken yet, together; each gets an equal part, within limits.
+        admission: Who may come.
     """
 
     pacing: PacingName = "ring"
@@ -29,3 +34,5 @@ class EndpointOptions:
     window_cap_bytes: int = 2_500_000
     # Eight connections with the largest window each.
     window_budget_bytes: int = 20_000_000
+    receive_budget_bytes: int = 256 * 1024 * 1024
+    admission: AdmissionOptions = field(default_factory=AdmissionOptions)

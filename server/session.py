@@ -9,7 +9,7 @@ from typing import Protocol
 from aioquic.quic.connection import QuicConnection
 from aioquic.quic.events import QuicEvent
 
-from server import internals
+from server import congestion, internals
 from server.counters import ConnectionCounters
 from server.loop import Handle
 
@@ -45,6 +45,8 @@ class Session:
         "cids",
         "connection",
         "datagram_bytes",
+        "handshake_limit",
+        "has_joined",
         "is_blocked",
         "is_closed",
         "is_over",
@@ -81,16 +83,20 @@ class Session:
         """Never to be called again: handle_timer would raise TypeError."""
         self.packets_at_reset = 0
         """Packets sent when counting began."""
+        self.handshake_limit: Handle | None = None
+        """When it is given up; None once its handshake is over, and on a client."""
+        self.has_joined = False
+        """It shares the windows' budget."""
         self.timer: Handle | None = None
         self.timer_at_s: float | None = None
         """When aioquic wants to be called; the timer may look earlier, never later."""
         self.on_timer: Callable[[float], None] = partial(on_due, self)
-        self._pacer: internals.RingPacer | None = None
+        self._pacer: congestion.RingPacer | None = None
         if pacing == "ring":
-            self._pacer = internals.RingPacer()
-            internals.set_pacer(connection, self._pacer)
+            self._pacer = congestion.RingPacer()
+            congestion.set_pacer(connection, self._pacer)
         elif pacing == "off":
-            internals.set_pacer(connection, internals.NoPacer())
+            congestion.set_pacer(connection, congestion.NoPacer())
 
     def unblock(self, ring_bytes: int) -> None:
         """
@@ -102,8 +108,8 @@ class Session:
         """
         if not self.is_blocked:
             return
-        window_bytes = internals.window_bytes(self.connection)
-        in_flight_bytes = internals.in_flight_bytes(self.connection)
+        window_bytes = congestion.window_bytes(self.connection)
+        in_flight_bytes = congestion.in_flight_bytes(self.connection)
         if in_flight_bytes <= 0 or 2 * (window_bytes - in_flight_bytes) >= min(
             window_bytes, ring_bytes
         ):
@@ -145,8 +151,8 @@ class Session:
         if pacer.is_refused:
             return not self.is_blocked
         connection = self.connection
-        window_bytes = internals.window_bytes(connection)
-        if window_bytes - internals.in_flight_bytes(connection) < self.datagram_bytes:
+        window_bytes = congestion.window_bytes(connection)
+        if window_bytes - congestion.in_flight_bytes(connection) < self.datagram_bytes:
             self.block()
         return False
 

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from server.admission import AdmissionOptions, RetryName
 from server.exits import ExitStatus
 from server.options import CongestionControlName, EndpointOptions, PacingName
 from server.udp.model import UdpOptions
@@ -147,12 +148,19 @@ def _choose_datagram(
 def _endpoint_options(words: argparse.Namespace) -> EndpointOptions:
     pacing: PacingName = words.pacing
     congestion_control: CongestionControlName = words.cc
+    retry: RetryName = words.retry
     return EndpointOptions(
         pacing=pacing,
         is_peer_limit_kept=words.strict_peer_limit,
         congestion_control=congestion_control,
         window_cap_bytes=words.max_window,
         window_budget_bytes=words.window_budget,
+        admission=AdmissionOptions(
+            most_connections=words.most_connections,
+            most_half_open=words.most_half_open,
+            handshake_limit_s=words.handshake_limit,
+            retry=retry,
+        ),
     )
 
 
@@ -170,7 +178,7 @@ def _make_parser() -> argparse.ArgumentParser:
     add("--stats-file", type=Path, help="write the counters there when it ends, as JSON")
     add("--verify-content", action="store_true", help="compare every byte of uploads")
     add("--cc", choices=("reno", "cubic"), default="reno", help="congestion control")
-    add("--max-window", type=_whole(0), default=2_500_000, help="cap of a window, bytes, 0: none")
+    add("--max-window", type=_window, default=2_500_000, help="cap of a window, bytes, 0: none")
     add(
         "--window-budget",
         type=_whole(0),
@@ -184,6 +192,7 @@ def _make_parser() -> argparse.ArgumentParser:
         help="what holds a connection back: the TX ring, aioquic's pacer, or nothing",
     )
     add("--strict-peer-limit", action="store_true", help="keep to max_udp_payload_size")
+    _add_admission(parser)
     add("--max-idle-timeout", type=_seconds, default=30.0, help="seconds of silence that end it")
     add("--certificate", type=Path, help="PEM, its chain after it (default: made at start)")
     add("--private-key", type=Path, help="PEM, without a password")
@@ -215,6 +224,44 @@ def _add_network(parser: argparse.ArgumentParser) -> None:
     add("--disable-gro", action="store_true", help="receive one datagram a message")
     add("--socket-send-buffer", type=size, help="SO_SNDBUF, bytes (default: the kernel's)")
     add("--socket-recv-buffer", type=size, help="SO_RCVBUF, bytes (default: the kernel's)")
+
+
+def _add_admission(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    usual = AdmissionOptions()
+    add(
+        "--most-connections",
+        type=_whole(1),
+        default=usual.most_connections,
+        help="open at once in one worker",
+    )
+    add(
+        "--most-half-open",
+        type=_whole(1),
+        default=usual.most_half_open,
+        help="of these, without a finished handshake",
+    )
+    add(
+        "--handshake-limit",
+        type=_seconds,
+        default=usual.handshake_limit_s,
+        help="seconds that a handshake may take",
+    )
+    add(
+        "--retry",
+        choices=("off", "auto", "always"),
+        default=usual.retry,
+        help="answer first datagrams by a Retry: never, when many handshakes wait, always",
+    )
+
+
+def _window(text: str) -> int:
+    window_bytes = _whole(0)(text)
+    if 0 < window_bytes < SMALLEST_DATAGRAM_BYTES:
+        raise argparse.ArgumentTypeError(
+            f"{text} is less than one datagram; give {SMALLEST_DATAGRAM_BYTES} or more, or 0"
+        )
+    return window_bytes
 
 
 def _whole(least: int, most: int | None = None) -> Callable[[str], int]:

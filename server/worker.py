@@ -220,6 +220,7 @@ class Worker:
             "cpu_user_s": round(usage.ru_utime - self._cpu_at_reset.ru_utime, 6),
             "cpu_system_s": round(usage.ru_stime - self._cpu_at_reset.ru_stime, 6),
             "connections": self._endpoint.connections.report(),
+            "admission": self._endpoint.admission.report(),
             "recovery": self._endpoint.report_recovery(),
             "loop": self.loop.counters.report(),
             "close_reasons": self._endpoint.connections.report_reasons(),

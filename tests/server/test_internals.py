@@ -16,15 +16,10 @@ from aioquic.quic.stream import QuicStreamReceiver
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server import internals, probes
+from server import congestion, internals, probes
+from server.congestion import NoPacer, RingPacer
 from server.counters import ReceiveBufferCounters, RecoveryCounters
-from server.internals import (
-    NoPacer,
-    ReceiveBufferProbes,
-    RingPacer,
-    sent_packet_count,
-    watch_recovery,
-)
+from server.internals import ReceiveBufferProbes, sent_packet_count, watch_recovery
 from server.perf import PerfServer, encode_header
 from server.udp import _native
 from tests.quic_pair import QuicPair, Recorder
@@ -56,7 +51,7 @@ def _grow_window(connection: Any) -> None:
 def test_ring_pacer_lets_a_call_build_its_credit_and_no_more(pair: Any, credit: Any) -> None:
     """datagrams_to_send returns as many datagrams as there is room for, though more could go."""
     pacer = RingPacer()
-    internals.set_pacer(pair.server, pacer)
+    congestion.set_pacer(pair.server, pacer)
     _grow_window(pair.server)
     pair.server.send_stream_data(1, bytes(200_000))
     pacer.credit = credit
@@ -71,7 +66,7 @@ def test_ring_pacer_lets_a_call_build_its_credit_and_no_more(pair: Any, credit: 
 def test_ring_pacer_without_credit_lets_only_a_due_ack_through(pair: Any) -> None:
     """A due ACK leaves without credit, one datagram; without one, nothing does."""
     pacer = RingPacer()
-    internals.set_pacer(pair.server, pacer)
+    congestion.set_pacer(pair.server, pacer)
     _grow_window(pair.server)
     pair.server.send_stream_data(1, bytes(50_000))
     assert pair.server.datagrams_to_send(pair.now_s) == []
@@ -84,7 +79,7 @@ def test_ring_pacer_without_credit_lets_only_a_due_ack_through(pair: Any) -> Non
 
 def test_no_pacer_lets_a_call_build_the_whole_window(pair: Any) -> None:
     """Without pacing one call returns all that the window allows."""
-    internals.set_pacer(pair.server, NoPacer())
+    congestion.set_pacer(pair.server, NoPacer())
     _grow_window(pair.server)
     pair.server.send_stream_data(1, bytes(100_000))
     assert len(pair.server.datagrams_to_send(pair.now_s)) > 80
@@ -92,14 +87,14 @@ def test_no_pacer_lets_a_call_build_the_whole_window(pair: Any) -> None:
 
 def test_unsent_bytes_falls_as_datagrams_are_built(pair: Any) -> None:
     """What was written and not yet put into a packet is counted, stream by stream."""
-    internals.set_pacer(pair.server, NoPacer())
+    congestion.set_pacer(pair.server, NoPacer())
     _grow_window(pair.server)
     assert internals.unsent_bytes(pair.server, 1) == 0
     pair.server.send_stream_data(1, bytes(100_000))
     assert internals.unsent_bytes(pair.server, 1) == 100_000
     pair.server.datagrams_to_send(pair.now_s)
     assert internals.unsent_bytes(pair.server, 1) == 0
-    assert internals.in_flight_bytes(pair.server) > 100_000
+    assert congestion.in_flight_bytes(pair.server) > 100_000
 
 
 @pytest.mark.parametrize("name", ["reno", "cubic"])
@@ -107,14 +102,14 @@ def test_a_capped_window_grows_to_the_cap_and_no_further(pair: Any, name: Any) -
     """Acknowledgements enlarge the window up to its cap; aioquic's own has none."""
     sizes = {}
     for cap_bytes in (50_000, 0):
-        registered = internals.capped_congestion_control(name, cap_bytes=cap_bytes)
+        registered = congestion.capped_congestion_control(name, cap_bytes=cap_bytes)
         controller = create_congestion_control(registered, max_datagram_size=1200)
         pair.server._loss._cc = controller
-        internals.set_pacer(pair.server, NoPacer())
+        congestion.set_pacer(pair.server, NoPacer())
         pair.server.send_stream_data(1, bytes(500_000))
         for _ in range(60):
             pair.turn()
-        sizes[cap_bytes] = internals.window_bytes(pair.server)
+        sizes[cap_bytes] = congestion.window_bytes(pair.server)
     assert sizes[50_000] == 50_000
     assert sizes[0] > 100_000
 
@@ -124,7 +119,7 @@ def test_a_capped_window_grows_though_the_round_trip_time_rises(name: str) -> No
     """Waiting in the ring, which looks like congestion, does not end slow start early."""
     ended = {}
     for cap_bytes in (2_500_000, 0):
-        registered = internals.capped_congestion_control(name, cap_bytes=cap_bytes)
+        registered = congestion.capped_congestion_control(name, cap_bytes=cap_bytes)
         controller = create_congestion_control(registered, max_datagram_size=1200)
         for index in range(200):
             controller.on_rtt_measurement(now=index * 0.01, rtt=0.001 * (1 + index))
@@ -134,7 +129,7 @@ def test_a_capped_window_grows_though_the_round_trip_time_rises(name: str) -> No
 
 def test_a_cap_below_the_initial_window_holds_from_the_start() -> None:
     """A window never exceeds its cap, not even before the first acknowledgement."""
-    registered = internals.capped_congestion_control("reno", cap_bytes=5000)
+    registered = congestion.capped_congestion_control("reno", cap_bytes=5000)
     assert create_congestion_control(registered, max_datagram_size=1200).congestion_window == 5000
 
 
@@ -172,7 +167,7 @@ def test_a_peer_without_a_limit_has_none(pair: Any) -> None:
 
 def test_limit_datagram_bytes_only_ever_shrinks(pair: Any) -> None:
     """Datagrams become as small as asked, and never larger than before."""
-    internals.set_pacer(pair.server, NoPacer())
+    congestion.set_pacer(pair.server, NoPacer())
     internals.limit_datagram_bytes(pair.server, 9000)
     pair.server.send_stream_data(1, bytes(5000))
     assert max(len(one) for one, _ in pair.server.datagrams_to_send(pair.now_s)) == 1200

@@ -10,8 +10,9 @@ from aioquic.quic.events import StreamDataReceived, StreamReset
 from hypothesis import given, strategies
 
 from server.certificate import ServerCertificate, make_certificate
+from server.congestion import window_bytes
 from server.content import LARGEST_CHUNK_BYTES, TURN_BYTES, content_chunk, find_content_error
-from server.internals import unsent_bytes, window_bytes
+from server.internals import unsent_bytes
 from server.perf import ENDLESS, PerfServer, encode_header, parse_header
 from tests.quic_pair import QuicPair, Recorder
 

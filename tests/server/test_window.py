@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from server.internals import window_bytes
+from server.congestion import window_bytes
 from server.options import EndpointOptions
 from server.window import WindowBudget
 from tests.server.world import World
@@ -120,6 +120,6 @@ def test_a_connection_without_acknowledgements_makes_room_for_others() -> None:
         world.clients[0].receive = lambda now_s: None  # type: ignore[method-assign]
         for _ in range(5):
             world.add_client(asked_bytes=1000)
-        while len(sessions) < 6:
+        while sum(session.has_joined for session in sessions.values()) < 6:
             world.loop.turn(most_wait_s=0.05)
         assert 33_333 == window_bytes(next(iter(sessions)))
