@@ -2,6 +2,7 @@
 `python -m server`: a QUIC perf server whose socket I/O can be traced.
 """
 
+import logging
 import sys
 
 from server.exits import ExitStatus
@@ -13,6 +14,9 @@ def main(argv: list[str] | None = None) -> ExitStatus:
     Run the server; errors that a user can meet are one line.
     """
     settings = parse_settings(argv)
+    # aioquic warns of every connection that a peer's error ends, one line each, and quotes
+    # the peer: a flood would fill the disk. The report counts the reasons.
+    logging.getLogger("quic").addHandler(logging.NullHandler())
     try:
         # The native module is built at set-up; without it nothing below can be imported.
         from server import supervisor  # noqa: PLC0415
