@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from server.control import Answer, ControlError, Link, Question
 from server.counters import merge_reports
+from server.recording import merge_recordings
 
 # How long a worker may take to hear that it is to end: several of its longest turns.
 STOP_TIMEOUT_S: Final = 3.0
@@ -47,8 +48,10 @@ class Hub:
             return describe(self._base, answers)
         if op == "report":
             return merge_reports([dict(answer) for answer in answers])
-        if op == "reset":
+        if op in ("reset", "record"):
             return {"ok": True, "workers": answers}
+        if op == "recorded":
+            return merge_recordings(answers)
         return answers[0]
 
     def ask(self, question: Question) -> list[Answer]:

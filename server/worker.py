@@ -6,7 +6,7 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -22,6 +22,7 @@ from server.internals import ReceiveBufferProbes
 from server.loop import Loop
 from server.perf import ALPN, PerfServer, PerfTally
 from server.probes import PROBES, RECEIVE_BUFFER_ALLOC, RECEIVE_BUFFER_POP, RECEIVE_BUFFER_WRITE
+from server.recording import Recorder, RecordingError, parse_rules, recorded_probes
 from server.settings import ServerSettings
 from server.udp import _native
 from server.udp.sockets import UdpSocket
@@ -67,7 +68,7 @@ def traced_probes() -> list[str]:
     bpftrace up to 0.23 announces its probes before it attaches them, so only this
     is proof that an event from now on is seen.
     """
-    mask = _native.listening()
+    mask = _native.traced()
     return [probe.name for index, probe in enumerate(PROBES) if mask >> index & 1]
 
 
@@ -96,6 +97,7 @@ class Worker:
         self._ever_closed_count = 0
         self._cpu_at_reset = resource.getrusage(resource.RUSAGE_SELF)
         self._perf = PerfTally()
+        self._recorder = Recorder()
         self._receive_buffer = ReceiveBufferCounters()
         self._receive_buffer_probes = ReceiveBufferProbes(self._receive_buffer)
         self._udp = UdpSocket(sock, settings.udp, listening=self.loop.listening)
@@ -156,27 +158,38 @@ class Worker:
         Raises:
             ControlError: There is no such question, or its arguments make no sense.
         """
-        match question.get("op"):
-            case "describe":
-                return self.describe()
-            case "report":
-                return self.report()
-            case "reset":
-                # What is counted from now on must be fired, however lately a tracer attached.
-                self.loop.look_who_listens()
-                self.reset()
-                return {"index": self._index, "pid": os.getpid(), "traced_probes": traced_probes()}
-            case "configure":
-                return self._configure(question)
-            case "count_closed":
-                return {"closed_count": self._ever_closed_count}
-            case "stop":
-                self.loop.stop()
-                return {"ok": True}
-            case op:
-                raise ControlError(
-                    f"there is no question {op!r}; ask describe, reset, report or configure"
-                )
+        answers: dict[Any, Callable[[], Mapping[str, Any]]] = {
+            "describe": self.describe,
+            "report": self.report,
+            "reset": self._answer_reset,
+            "record": lambda: self._record(question),
+            "recorded": self._recorder.report,
+            "configure": lambda: self._configure(question),
+            "count_closed": lambda: {"closed_count": self._ever_closed_count},
+            "stop": self._answer_stop,
+        }
+        op = question.get("op")
+        if op not in answers:
+            raise ControlError(
+                f"there is no question {op!r}; ask describe, reset, report, configure, "
+                "record or recorded"
+            )
+        return answers[op]()
+
+    def _answer_reset(self) -> Mapping[str, Any]:
+        # What is counted from now on must be fired, however lately a tracer attached.
+        self.loop.look_who_listens()
+        self.reset()
+        return {
+            "index": self._index,
+            "pid": os.getpid(),
+            "traced_probes": traced_probes(),
+            "recorded_probes": recorded_probes(),
+        }
+
+    def _answer_stop(self) -> Mapping[str, Any]:
+        self.loop.stop()
+        return {"ok": True}
 
     def describe(self) -> dict[str, Any]:
         """
@@ -244,6 +257,15 @@ class Worker:
         self._udp.rx.counters.reset()
         self._receive_buffer.reset()
         self._perf.reset()
+        self._recorder.clear()
+
+    def _record(self, question: Mapping[str, Any]) -> Mapping[str, Any]:
+        try:
+            probes = self._recorder.arm(parse_rules(question.get("rules")))
+        except RecordingError as error:
+            raise ControlError(str(error)) from error
+        self.loop.look_who_listens()
+        return {"index": self._index, "pid": os.getpid(), "recorded_probes": probes}
 
     def _configure(self, question: Mapping[str, Any]) -> Mapping[str, Any]:
         cap_bytes = question.get("window_cap_bytes")

@@ -94,7 +94,7 @@ def test_configure_caps_the_windows_from_then_on(server: Any) -> None:
 def test_an_unknown_question_is_refused_by_name(server: Any) -> None:
     """A question that does not exist lists those that do."""
     assert server.ask("bogus")["error"] == (
-        "there is no question 'bogus'; ask describe, reset, report or configure"
+        "there is no question 'bogus'; ask describe, reset, report, configure, record or recorded"
     )
     assert "send it SIGINT" in server.ask("stop")["error"]
 

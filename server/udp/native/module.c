@@ -38,18 +38,48 @@ static PyObject *set_sites(PyObject *module, PyObject *addresses)
     Py_RETURN_NONE;
 }
 
-PyDoc_STRVAR(listening_doc, "listening() -> int\n\nBit n is set while someone traces probe n.");
+static uint64_t find_traced(void)
+{
+    uint64_t mask = 0;
+
+    for (int index = 0; index < PROBE_COUNT; index++)
+        if (quiclab_sites[index] && is_listened_to(quiclab_sites[index]))
+            mask |= 1ull << index;
+    return mask;
+}
+
+PyDoc_STRVAR(traced_doc,
+             "traced() -> int\n\n"
+             "Bit n is set while a tracer sits at the site of probe n.");
+
+static PyObject *traced(PyObject *module, PyObject *unused)
+{
+    (void)module, (void)unused;
+    return PyLong_FromUnsignedLongLong(find_traced());
+}
+
+PyDoc_STRVAR(listening_doc,
+             "listening() -> int\n\n"
+             "Bit n is set while someone traces probe n, or while it is recorded.");
 
 static PyObject *listening(PyObject *module, PyObject *unused)
 {
-    unsigned long mask = 0;
-
     (void)module, (void)unused;
-    for (int index = 0; index < PROBE_COUNT; index++)
-        if (quiclab_sites[index] && is_listened_to(quiclab_sites[index]))
-            mask |= 1ul << index;
-    return PyLong_FromUnsignedLong(mask);
+    return PyLong_FromUnsignedLongLong(find_traced() | quiclab_recorded);
 }
+
+PyDoc_STRVAR(record_doc,
+             "record(rules)\n\n"
+             "Record events in this process from now on, from zero; [] ends it. A rule is a\n"
+             "tuple: probe, kind (0 count, 1 hist, 2 start, 3 elapsed), map, argument,\n"
+             "where_argument (-1: always), where_is_equal, where_value, table, two arguments\n"
+             "that make the key, and the map that counts ends without a start.");
+PyDoc_STRVAR(recorded_doc, "recorded() -> int\n\nBit n is set while probe n is recorded.");
+PyDoc_STRVAR(clear_recorded_doc, "clear_recorded()\n\nRecord from zero; starts are forgotten.");
+PyDoc_STRVAR(read_recorded_doc,
+             "read_recorded() -> ([(count, own, least, most), ...], widths, largest_width_ns,\n"
+             "events, lost starts)\n\n"
+             "Histograms are lists of 66 counts: below 0, 0, 1, 2 to 3, 4 to 7 and so on.");
 
 PyDoc_STRVAR(fire_doc, "fire(probe, *arguments)\n\nFire one probe with up to four integers.");
 
@@ -267,6 +297,11 @@ PyDoc_STRVAR(extend_train_doc,
 static PyMethodDef module_methods[] = {
     {"set_sites", set_sites, METH_O, set_sites_doc},
     {"listening", listening, METH_NOARGS, listening_doc},
+    {"traced", traced, METH_NOARGS, traced_doc},
+    {"record", record, METH_O, record_doc},
+    {"recorded", recorded, METH_NOARGS, recorded_doc},
+    {"clear_recorded", clear_recorded, METH_NOARGS, clear_recorded_doc},
+    {"read_recorded", read_recorded, METH_NOARGS, read_recorded_doc},
     {"fire", (PyCFunction)(void (*)(void))fire_probe, METH_FASTCALL, fire_doc},
     {"fire_segments", fire_segments, METH_VARARGS, fire_segments_doc},
     {"fire_slots", fire_slots, METH_VARARGS, fire_slots_doc},

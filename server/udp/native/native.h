@@ -1,4 +1,4 @@
-/* What the three C files of server.udp._native share. */
+/* What the C files of server.udp._native share. */
 #ifndef QUICLAB_NATIVE_H
 #define QUICLAB_NATIVE_H
 
@@ -34,6 +34,11 @@
 
 extern PyTypeObject SenderType;
 extern PyTypeObject ReceiverType;
+
+PyObject *record(PyObject *module, PyObject *items);
+PyObject *recorded(PyObject *module, PyObject *unused);
+PyObject *clear_recorded(PyObject *module, PyObject *unused);
+PyObject *read_recorded(PyObject *module, PyObject *unused);
 
 PyObject *extend_train(PyObject *module, PyObject *const *args, Py_ssize_t arg_count);
 

@@ -30,12 +30,24 @@ extern uintptr_t quiclab_sites[PROBE_COUNT];
 /* The probes have at most four arguments; six registers are what both ABIs pass. */
 typedef void (*site_function)(int64_t, int64_t, int64_t, int64_t, int64_t, int64_t);
 
+static inline void call_site(uintptr_t site, int64_t a, int64_t b, int64_t c, int64_t d)
+{
+    ((site_function)site)(a, b, c, d, 0, 0);
+}
+
+/* Bit n is set while probe n is recorded in this process, too (recorder.c). */
+extern uint64_t quiclab_recorded;
+
+void quiclab_record(enum probe probe, int64_t a, int64_t b, int64_t c, int64_t d);
+
 static inline void fire(enum probe probe, int64_t a, int64_t b, int64_t c, int64_t d)
 {
     uintptr_t site = quiclab_sites[probe];
 
-    if (site)
-        ((site_function)site)(a, b, c, d, 0, 0);
+    if (__builtin_expect(quiclab_recorded >> probe & 1, 0))
+        quiclab_record(probe, a, b, c, d);
+    else if (site)
+        call_site(site, a, b, c, d);
 }
 
 /*
