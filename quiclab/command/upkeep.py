@@ -25,10 +25,10 @@ _PYTEST_CODES: Final = {
     4: ExitCode.USAGE,
     5: ExitCode.USAGE,  # nothing was selected
 }
-_QUICK: Final = "not (real or docker or slow or endurance)"
+_QUICK: Final = "not (real or docker or slow or endurance or fuzz)"
 # The quick part has neither tracers nor loads that could disturb each other.
 _SIDE_BY_SIDE: Final = ("--numprocesses", "logical", "--maxprocesses", "4")
-_ORDINARY: Final = "not endurance"
+_ORDINARY: Final = "not (endurance or fuzz)"
 _ENDURANCE: Final = "endurance"
 
 
