@@ -78,7 +78,7 @@ def _replay(path: Path) -> int:
         for reason in replay(failure):
             print(f"  a connection ended: {reason}")
     except FuzzError as error:
-        print(f"it trips again: {error}")
+        print(f"it trips again: {error}", *getattr(error, "__notes__", ()), sep="\n  ")
         return 1
     print("it does not trip")
     return 0

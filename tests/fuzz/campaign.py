@@ -27,6 +27,7 @@ _TALK_COUNT: Final = 50
 _HANDSHAKE_ROUNDS: Final = 12
 _MOST_FAILURES: Final = 20  # further ones are the same ones again
 _LARGEST_DATAGRAM_BYTES: Final = 65_535
+_MEBIBYTE: Final = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +66,8 @@ class Campaign:
     directory: Path
     sent_counts: Counter[str] = field(default_factory=Counter)
     elapsed_s: dict[str, float] = field(default_factory=dict)
+    own_count: int = 0
+    """Datagrams that hostile clients sent as any client does: handshakes, acknowledgements."""
     connection_count: int = 0
     failures: list[Path] = field(default_factory=list)
 
@@ -96,7 +99,8 @@ class Campaign:
         begun_s = monotonic()
         yield
         self.elapsed_s[kind] = elapsed_s = monotonic() - begun_s
-        say(f"{kind}: {self.sent_counts[kind]:,} in {elapsed_s:.1f} s")
+        rss_mib = self.target.rss_bytes / _MEBIBYTE
+        say(f"{kind}: {self.sent_counts[kind]:,} in {elapsed_s:.1f} s, RSS {rss_mib:.0f} MiB")
 
     # Datagrams -----------------------------------------------------------------------
 
@@ -146,11 +150,11 @@ class Campaign:
                 self._settle(talks)
                 self.sent_counts["payloads"] += sum(talk.take_said_count() for talk in talks)
                 for talk in [talk for talk in talks if talk.is_over]:
-                    talk.close()
+                    self._part(talk)
                     talks.remove(talk)
         finally:
             for talk in talks:
-                talk.close()
+                self._part(talk)
 
     def _shake_hands(self, talks: list["_Talk"]) -> list["_Talk"]:
         """Those of them whose connection stands."""
@@ -161,10 +165,14 @@ class Campaign:
             self._settle(waiting)
         for talk in talks:
             if not talk.begin():
-                talk.close()
+                self._part(talk)
         standing = [talk for talk in talks if talk.client.is_established and not talk.is_over]
         self.connection_count += len(standing)
         return standing
+
+    def _part(self, talk: "_Talk") -> None:
+        talk.close()
+        self.own_count += talk.own_count
 
     def _settle(self, talks: list["_Talk"]) -> None:
         """Let everybody say what is due, and the server answer."""
@@ -190,6 +198,7 @@ class _Talk:
         self._rng = rng
         self._sock = _open_socket(f"127.0.{rng.randrange(2, 250)}.{rng.randrange(2, 250)}", server)
         self._said_count = 0
+        self.own_count = 0
         self.client: HostileClient = make_client(
             rng, server=server, now_s=monotonic(), trust_pem=target.trust_pem
         )
@@ -222,6 +231,7 @@ class _Talk:
                 self.client.receive(self._sock.recv(_LARGEST_DATAGRAM_BYTES), monotonic())
         for datagram in self.client.build(monotonic()):
             _send(self._sock, datagram)
+            self.own_count += 1
 
     def take_said_count(self) -> int:
         """How many hostile payloads were sent since the last call."""

@@ -131,10 +131,14 @@ def feed_datagrams(server: MemoryServer, datagrams: Iterable[bytes]) -> None:
     Deliver datagrams, each from an address of its own.
 
     Raises:
-        FuzzError: The server tripped over one; `server.last_datagram` is it.
+        FuzzError: The server tripped over one; a note tells which.
     """
     for number, datagram in enumerate(datagrams):
-        server.deliver(datagram, number_address(number))
+        try:
+            server.deliver(datagram, number_address(number))
+        except FuzzError as error:
+            error.add_note(f"datagram {number}: {datagram.hex()}")
+            raise
         if number % 50 == 0:
             server.take_sent()
             server.advance(0.1)

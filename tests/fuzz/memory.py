@@ -132,7 +132,6 @@ class MemoryServer:
     slowest: Slowest = field(default_factory=Slowest)
     tally: PerfTally = field(default_factory=PerfTally)
     datagram_count: int = 0
-    last_datagram: bytes = b""
 
     def __post_init__(self) -> None:
         configuration = make_configuration(is_client=False, datagram_bytes=1200)
@@ -171,7 +170,6 @@ class MemoryServer:
             FuzzError: It tripped over it, or answered with too much.
         """
         self.datagram_count += 1
-        self.last_datagram = datagram
         self.traffic[address].received_bytes += len(datagram)
         begun_s = time.perf_counter()
         self.endpoint._receive_train([datagram], address, self.loop.clock_s)

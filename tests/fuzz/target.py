@@ -74,6 +74,8 @@ class Target:
         self.address: tuple[str, int] = (ip, port)
         self.trust_pem: str = server.description["certificate_pem"]
         self.slowest_answer_s = 0.0
+        self.good_packet_count = 0
+        """Packets of well-behaved clients: not fewer than their datagrams."""
         self._process = psutil.Process(server.process.pid)
         self._known_fault_count = 0
         self._inodes = {
@@ -96,6 +98,12 @@ class Target:
         self.slowest_answer_s = max(self.slowest_answer_s, time.monotonic() - begun_s)
         total: dict[str, Any] = report["total"] | {"rings_empty": report["rings_empty"]}
         return total
+
+    @property
+    def rss_bytes(self) -> int:
+        """How much memory the process has now."""
+        rss_bytes: int = self._process.memory_info().rss
+        return rss_bytes
 
     @property
     def errors(self) -> str:
@@ -143,7 +151,7 @@ class Target:
             int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:")
         )
         return Health(
-            rss_bytes=self._process.memory_info().rss,
+            rss_bytes=self.rss_bytes,
             peak_rss_bytes=peak_kib * 1024,
             descriptor_count=self._count_descriptors(),
             thread_count=self._process.num_threads(),
@@ -222,6 +230,7 @@ def load(target: Target) -> dict[str, Any]:
         *("--receive", str(_RECEIVED_BYTES), "--send", str(_SENT_BYTES)),
         *("--streams", "2", "--verify-content", "--max-mtu", "1500"),
     )
+    target.good_packet_count += result["recovery"]["packet_sent_count"]
     if not result["ok"] or result["bytes_received"] != _RECEIVED_BYTES:
         raise TargetError(f"a well-behaved client did not get its bytes: {result['reason']}")
     return result
@@ -237,7 +246,6 @@ class GoodClients:
 
     def __init__(self, target: Target) -> None:
         self.served_count = 0
-        self.packet_count = 0
         self.slowest_load_s = 0.0
         self.complaints: list[str] = []
         self._target = target
@@ -260,6 +268,5 @@ class GoodClients:
                 self.complaints.append(f"{type(error).__name__}: {error}")
             else:
                 self.served_count += 1
-                self.packet_count += result["recovery"]["packet_sent_count"]
                 self.slowest_load_s = max(self.slowest_load_s, result["wall_s"])
             self._is_over.wait(_PAUSE_S)

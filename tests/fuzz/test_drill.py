@@ -91,9 +91,9 @@ def test_a_fault_is_found_with_its_datagram() -> None:
     datagrams = [b"one", b"two", b"needle", b"three"]
     with make_server() as server:
         trip_over(server, b"needle")
-        with pytest.raises(FuzzError, match="tripped"):
+        with pytest.raises(FuzzError, match="tripped") as found:
             feed_datagrams(server, datagrams)
-        assert b"needle" == server.last_datagram
+        assert [f"datagram 2: {b'needle'.hex()}"] == found.value.__notes__
 
 
 def test_too_large_an_answer_is_found() -> None:

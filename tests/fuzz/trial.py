@@ -46,9 +46,14 @@ class Findings:
 
     @property
     def received_count(self) -> int:
-        """Datagrams that the server counted on receipt, without any that good clients sent."""
+        """Hostile datagrams that the server counted on receipt, at least."""
         read_count: int = self.total["rx"]["datagram_read_count"]
-        return read_count - self.good.packet_count
+        return read_count - self.campaign.target.good_packet_count
+
+    @property
+    def sent_count(self) -> int:
+        """Hostile datagrams that were sent."""
+        return sum(self.campaign.sent_counts.values()) + self.campaign.own_count
 
     def judge(self) -> Iterator[str]:
         """
@@ -61,6 +66,9 @@ class Findings:
             yield "no good client was served"
         if fault_count := count_faults(self.total):
             yield f"{fault_count} faults"
+        read_count = self.total["rx"]["datagram_read_count"]
+        if read_count + self.dropped_count < self.sent_count:
+            yield f"{self.sent_count:,} datagrams were sent, {read_count:,} were read"
         if self.errors:
             yield f"words on stderr: {self.errors}"
         if half_open_count := self.total["admission"]["half_open_count"]:
@@ -88,11 +96,13 @@ class Findings:
         """
         Tell the figures, one line each.
         """
-        sent_count = sum(self.campaign.sent_counts.values())
         kinds = ", ".join(f"{kind} {n:,}" for kind, n in self.campaign.sent_counts.items())
-        yield f"{self.name}: {sent_count:,} hostile ({kinds})"
         yield (
-            f"  counted on receipt {self.received_count:,}; dropped by the kernel "
+            f"{self.name}: {self.sent_count:,} datagrams of hostile peers ({kinds}; what their "
+            f"connections needed besides {self.campaign.own_count:,})"
+        )
+        yield (
+            f"  counted on receipt at least {self.received_count:,}; dropped by the kernel "
             f"{self.dropped_count:,}; handshakes of hostile clients "
             f"{self.campaign.connection_count:,}"
         )
