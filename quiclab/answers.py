@@ -108,6 +108,7 @@ class WatchedWorker(Answer):
 
     index: int
     traced_probes: Sequence[str]
+    recorded_probes: Sequence[str] = ()
 
 
 class ResetAnswer(Answer):
@@ -115,18 +116,23 @@ class ResetAnswer(Answer):
 
     workers: Sequence[WatchedWorker]
 
-    def find_untraced(self, expected: Sequence[str]) -> list[str]:
+    def find_untraced(self, expected: Sequence[str], *, recorded: Sequence[str] = ()) -> list[str]:
         """
         Name what is not traced and should be, worker by worker.
 
         Args:
             expected: Names of probes that every worker must have traced.
+            recorded: Names of those that every worker must record itself.
         """
         return [
             f"{name} in worker {worker.index}"
             for worker in self.workers
-            for name in expected
-            if name not in worker.traced_probes
+            for names, seen in (
+                (expected, worker.traced_probes),
+                (recorded, worker.recorded_probes),
+            )
+            for name in names
+            if name not in seen
         ]
 
 

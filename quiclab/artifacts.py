@@ -9,6 +9,7 @@ The folder a run leaves behind: its layout, its manifest, who owns it.
         trace.txt         the same maps as text, in bpftrace's own form
         server.json       the server's counters over the traced window
         client.json       what the client measured
+        recording.json    what the server's own recorder counted (--verify, --tracer in-process)
         logs/             stdout and stderr of every role
     <output>/latest       the newest folder
 
@@ -144,6 +145,10 @@ class Manifest(BaseModel):
     """The client's own description."""
     runner: RunnerFacts | None = None
     roles: Mapping[str, RoleFacts] = Field(default_factory=dict)
+    tracer: Mapping[str, str] = Field(default_factory=dict)
+    """Who was asked to fill the maps, who did, and why it was another."""
+    verify: list[Mapping[str, Any]] = Field(default_factory=list)
+    """bpftrace's maps beside the recorder's, one by one (quiclab/trace/witness.py)."""
     scripts: Mapping[str, str] = Field(default_factory=dict)
     """SHA-256 of each script's text, by name."""
     versions: Mapping[str, str] = Field(default_factory=dict)

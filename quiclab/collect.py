@@ -19,6 +19,7 @@ from quiclab.errors import LabError, RunError
 from quiclab.evidence import Evidence
 from quiclab.runner.base import CLIENT, SERVER, Place
 from quiclab.trace.ndjson import parse_trace
+from quiclab.trace.witness import compare_maps, render_trace
 
 CLIENT_END_S: Final = 3.0
 # bpftrace prints its final maps within 1.2 s of INT (0.17 and 0.23, measured). 0.17 heeds a
@@ -49,6 +50,7 @@ def collect(place: Place, evidence: Evidence, clock: Clock) -> None:
     if evidence.is_load_started:
         with attempt(evidence, "what the run cost"):
             evidence.costs_after = place.read_costs()
+        _fetch_recording(place, evidence)
     ask_tracers_to_end(place, evidence)
     # bpftrace takes half a second and more to detach; what the client left is fetched meanwhile.
     _fetch_client_result(place, evidence)
@@ -57,6 +59,7 @@ def collect(place: Place, evidence: Evidence, clock: Clock) -> None:
     is_ready = evidence.server is not None
     ask_to_end(place, evidence, SERVER)
     _fetch_traces(place, evidence)
+    _use_recording(evidence)
     for tracer in evidence.tracers:
         _fetch_words(place, evidence, tracer.role)
     end_role(place, evidence, SERVER, within_s=SERVER_END_S if is_ready else UNREADY_END_S)
@@ -159,10 +162,35 @@ def _fetch_client_result(place: Place, evidence: Evidence) -> None:
 
 def _fetch_traces(place: Place, evidence: Evidence) -> None:
     for tracer in evidence.tracers:
-        if _is_started(evidence, tracer.role):
+        if evidence.tracer_kind == "bpftrace" and _is_started(evidence, tracer.role):
             with attempt(evidence, f"the trace of {tracer.script.name}"):
                 tracer.raw_trace = place.read(tracer.role, TRACE)
                 tracer.trace = parse_trace(tracer.raw_trace.decode(errors="replace"))
+
+
+def _fetch_recording(place: Place, evidence: Evidence) -> None:
+    """What the server's recorder counted; nothing moves any more, and bpftrace still listens."""
+    if evidence.is_recorded:
+        with attempt(evidence, "the server's own recording"):
+            evidence.recording = place.request(SERVER, "recorded")
+
+
+def _use_recording(evidence: Evidence) -> None:
+    """The recorder's maps stand for bpftrace's, or beside them."""
+    recording = evidence.recording
+    if recording is None:
+        return
+    for tracer in evidence.tracers:
+        if evidence.tracer_kind == "in-process":
+            tracer.raw_trace = render_trace(tracer.script, recording)
+            tracer.trace = parse_trace(tracer.raw_trace)
+    if evidence.tracer_kind == "bpftrace":
+        evidence.comparisons = [
+            comparison
+            for tracer in evidence.tracers
+            if tracer.trace is not None and not evidence.is_cut_off(tracer)
+            for comparison in compare_maps(tracer.script, tracer.trace, recording)
+        ]
 
 
 def _fetch_counters(place: Place, evidence: Evidence) -> None:

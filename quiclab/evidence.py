@@ -4,7 +4,7 @@ What a run has measured so far. The main path fills it, the verdict reads it.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from quiclab.answers import ClientDescription, ClientResult, CounterReport, ServerDescription
 from quiclab.grants import Grant
@@ -13,6 +13,7 @@ from quiclab.runner.reading import Reading
 from quiclab.scenario import Scenario
 from quiclab.trace.events import DEFAULT_MAP_KEY_LIMIT, Trace
 from quiclab.trace.script import CheckResult, Script, evaluate_checks
+from quiclab.trace.witness import MapComparison
 
 TracerKind = Literal["bpftrace", "in-process", "none"]
 
@@ -77,8 +78,23 @@ class Evidence:
     """Why the run ended before its time, one line."""
     interruption: str = ""
     """The signal that ended it, or ""."""
+    recording: Mapping[str, Any] | None = None
+    """What the server's own recorder counted over the traced window."""
+    comparisons: Sequence[MapComparison] = ()
+    """The recorder's maps beside bpftrace's (`--verify`)."""
     missing: list[str] = field(default_factory=list)
     """What could not be collected, one line each."""
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether the server's own recorder fills the maps: alone, or beside bpftrace."""
+        return self.tracer_kind == "in-process" or self.scenario.is_verified
+
+    @property
+    def bpftrace_roles(self) -> list[str]:
+        """Roles of the tracers that are processes."""
+        is_bpftrace = self.tracer_kind == "bpftrace"
+        return [tracer.role for tracer in self.tracers] if is_bpftrace else []
 
     @property
     def server_drop_count(self) -> int:

@@ -163,6 +163,8 @@ class Record:
         ):
             if answer is not None:
                 yield name, render_json(answer.model_dump(mode="json", exclude_unset=True))
+        if self._evidence.recording is not None:
+            yield "recording.json", render_json({"schema": 1, **self._evidence.recording})
         for role, facts in self._evidence.roles.items():
             yield f"logs/{role}.stdout", facts.stdout
             yield f"logs/{role}.stderr", facts.stderr
@@ -219,6 +221,12 @@ class Record:
             client=_described(evidence.client),
             runner=None if place is None else RunnerFacts.of(place),
             roles={role: RoleFacts.of(facts) for role, facts in evidence.roles.items()},
+            tracer={
+                "asked": evidence.scenario.tracer,
+                "kind": evidence.tracer_kind,
+                "reason": evidence.tracer_reason,
+            },
+            verify=[asdict(comparison) for comparison in evidence.comparisons],
             scripts={
                 tracer.script.name: hashlib.sha256(tracer.script.text.encode()).hexdigest()
                 for tracer in evidence.tracers

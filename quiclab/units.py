@@ -12,7 +12,7 @@ from decimal import Decimal
 from quiclab.errors import UsageError
 
 _SIZE = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)(?P<suffix>[A-Za-z]*)", re.ASCII)
-_DURATION = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?P<suffix>ms|s|)", re.ASCII)
+_DURATION = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?P<suffix>ms|s|min|h|)", re.ASCII)
 _BYTES_BY_SUFFIX = {
     "": 1,
     "b": 1,
@@ -38,6 +38,7 @@ _MS_PER_S = 1000
 _LARGEST_SIZE_BYTES = 2**62 - 1  # what a QUIC variable-length integer holds (RFC 9000, Section 16)
 _LONGEST_DURATION_S = 24 * 3600
 _SECONDS_PER_MINUTE = 60
+_SECONDS_BY_SUFFIX = {"": 1, "s": 1, "min": _SECONDS_PER_MINUTE, "h": 3600}
 
 
 def parse_size(text: str, *, option: str) -> int:
@@ -91,7 +92,7 @@ def render_bytes(size_bytes: int) -> str:
 
 def parse_duration(text: str, *, option: str) -> float:
     """
-    Read a duration in seconds, such as `500ms`, `2.5` or `3s`.
+    Read a duration in seconds, such as `500ms`, `2.5`, `3s`, `10min` or `1h`.
 
     Args:
         text: What was written.
@@ -108,6 +109,8 @@ def parse_duration(text: str, *, option: str) -> float:
     exact_s = Decimal(match["number"])
     if match["suffix"] == "ms":
         exact_s /= _MS_PER_S
+    else:
+        exact_s *= _SECONDS_BY_SUFFIX[match["suffix"]]
     if not 0 < exact_s <= _LONGEST_DURATION_S:
         raise UsageError(
             f"{option} {text} is out of range; "

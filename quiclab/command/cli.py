@@ -70,12 +70,15 @@ def lab_task(words: type[WordsT]) -> Callable[[Callable[[WordsT], int]], Any]:
         def run(_context: Context, /, **given: Any) -> None:
             for name, value in given.items():
                 given[name] = tuple(value) if isinstance(value, list) else value
+                if value is True and name in bare:  # invoke's word for an option without its value
+                    given[name] = bare[name]
             with answered_errors(body.__name__):
                 code = body(words(**given))
             if code:
                 raise Exit(code=int(code))
 
         options = fields(words)  # type: ignore[arg-type]  # bound to dataclasses by contract
+        bare = {each.name: each.metadata["if_bare"] for each in options if each.metadata["if_bare"]}
         # invoke reads a task's options from its signature; it drops the first parameter.
         run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
             [inspect.Parameter("context", inspect.Parameter.POSITIONAL_ONLY)]
@@ -92,6 +95,7 @@ def lab_task(words: type[WordsT]) -> Callable[[Callable[[WordsT], int]], Any]:
             run,
             help={each.name.replace("_", "-"): each.metadata["help"] for each in options},
             iterable=[each.name for each in options if each.metadata["is_many"]],
+            optional=list(bare),
             auto_shortflags=False,  # letters handed out by order would change with each new option
         )
 

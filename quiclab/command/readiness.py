@@ -61,20 +61,33 @@ class Readiness:
         """Say how far the set-up is."""
         self._terminal.step(_SET_UP, text, fraction)
 
-    def prepare_local(self) -> Runner:
+    def prepare_local(self, tracer: str = "bpftrace") -> Runner:
         """
         Packages and native parts for runs on this machine.
+
+        Without bpftrace neither root nor packages are needed; with "auto" the run itself
+        finds out what there is, and says it.
 
         Raises:
             MachineError: Not root, or something is missing and may not be installed.
         """
         from quiclab.runner.process import ProcessRunner  # noqa: PLC0415
 
-        if not self.desk.is_root:
+        is_optional = tracer != "bpftrace"
+        if not self.desk.is_root and not is_optional:
             raise MachineError(
                 "tracing needs root: sudo ./invoke trace ..., or use --runner docker"
             )
-        prepare_local(self.installer, self.desk, on_progress=self.step)
+        if tracer in {"in-process", "none"} or not self.desk.is_root:
+            self.prepare_build()
+            return ProcessRunner()
+        try:
+            prepare_local(self.installer, self.desk, on_progress=self.step)
+        except MachineError as error:
+            if not is_optional:
+                raise
+            self._terminal.note("note", f"bpftrace is not made ready: {error}")
+            self.prepare_build()
         self._terminal.end_step()
         return ProcessRunner()
 

@@ -193,13 +193,14 @@ def opened_runner(words: TraceWords, terminal: Terminal) -> Iterator[Runner]:
                 if getattr(words, name):
                     option = f"--{name.replace('_', '-')}"
                     terminal.note("note", f"{option} is for containers and means nothing here")
-            yield readiness.prepare_local()
+            yield readiness.prepare_local(words.tracer or "bpftrace")
         else:
             from quiclab.containers.compose import load_compose  # noqa: PLC0415
             from quiclab.containers.engine import check_engine_can_trace  # noqa: PLC0415
             from quiclab.runner.docker import DockerRunner  # noqa: PLC0415
 
-            check_engine_can_trace(engine.facts)  # before minutes go into an image
+            if words.tracer in {"", "bpftrace"}:  # before minutes go into an image
+                check_engine_can_trace(engine.facts)
             yield DockerRunner(
                 engine,
                 readiness.prepare_image(engine),

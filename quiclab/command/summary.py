@@ -18,6 +18,7 @@ from quiclab.scenario import Scenario
 from quiclab.trace.events import MapSnapshot, Stats, Trace
 from quiclab.trace.script import MapNote, Script
 from quiclab.trace.text import render_maps
+from quiclab.trace.witness import MapComparison, render_comparison
 from quiclab.verdict import Verdict
 from quiclab.wording import render_count, render_load
 
@@ -86,6 +87,11 @@ def render_result(
     manifest = result.manifest
     if manifest.bottleneck is not None:
         yield Line("limit", manifest.bottleneck.text)
+    if manifest.verify:
+        text = render_comparison(
+            [MapComparison(**each) for each in manifest.verify], result.recording
+        )
+        yield Line("verify", text)
     # Without a load there is nothing to balance: 0 = 0 would read like praise.
     if manifest.accounts is not None and result.client is not None:
         yield from render_accounts(manifest.accounts, is_verbose=is_verbose)

@@ -14,6 +14,7 @@ from quiclab.command.terminal import Detail, Terminal
 from quiclab.command.words import BuildWords, CleanWords, TestWords
 from quiclab.errors import ExitCode, MachineError, UsageError
 from quiclab.machine.setup import ROOT, TEST_NEEDS
+from quiclab.units import parse_duration
 
 if TYPE_CHECKING:
     from quiclab.containers.engine import Engine
@@ -25,11 +26,11 @@ _PYTEST_CODES: Final = {
     4: ExitCode.USAGE,
     5: ExitCode.USAGE,  # nothing was selected
 }
-_QUICK: Final = "not (real or docker or slow or endurance or fuzz)"
+_QUICK: Final = "not (real or docker or slow or endurance or faults or fuzz or soak)"
 # The quick part has neither tracers nor loads that could disturb each other.
 _SIDE_BY_SIDE: Final = ("--numprocesses", "logical", "--maxprocesses", "4")
-_ORDINARY: Final = "not (endurance or fuzz)"
-_ENDURANCE: Final = "endurance"
+_ORDINARY: Final = "not (endurance or faults or fuzz or soak)"
+_PARTS: Final = ("quick", "endurance", "faults", "fuzz", "soak")
 
 
 def build(words: BuildWords) -> ExitCode:
@@ -85,19 +86,22 @@ def _clean_engine(engine: "Engine", *, has_images: bool) -> list[str]:
 
 def test(words: TestWords) -> ExitCode:
     """
-    Set up what the tests need, then run pytest.
+    Set up what the tests need, then run pytest, or the fuzzer or the soak.
 
     Raises:
         UsageError: Two choices exclude each other.
         MachineError: Something cannot be set up.
     """
-    if words.quick and words.endurance:
-        raise UsageError("--quick and --endurance exclude each other; give one")
+    part = _choose_part(words)
+    soak_s = parse_duration(words.soak, option="--soak") if words.soak else 0.0
     terminal = Terminal()
     readiness = Readiness(terminal, may_install=words.install, is_agreed=words.yes)
-    if words.quick:
+    if part == "quick":
         readiness.prepare_build()
         return run_pytest(_QUICK, words.args, _SIDE_BY_SIDE)
+    if part == "fuzz":
+        readiness.prepare_build()
+        return run_program("tests.fuzz", words.args)
     if readiness.desk.is_root:
         readiness.prepare_local()
         readiness.prepare_programs(TEST_NEEDS)
@@ -109,10 +113,20 @@ def test(words: TestWords) -> ExitCode:
     ) as engine:
         if engine is not None:
             _prepare_images(readiness, engine)
-    if readiness.desk.is_root and not words.endurance:
+    if readiness.desk.is_root and not part:
         _prepare_userlands(readiness)
     terminal.end_step()
-    return run_pytest(_ENDURANCE if words.endurance else _ORDINARY, words.args)
+    if part == "soak":
+        return run_program("tests.soak", words.args, ["--duration", str(soak_s)])
+    return run_pytest(part or _ORDINARY, words.args)
+
+
+def _choose_part(words: TestWords) -> str:
+    """Name the part of the tests that was asked for; "" for the ordinary ones."""
+    given = [name for name in _PARTS if getattr(words, name)]
+    if len(given) > 1:
+        raise UsageError(f"--{given[0]} and --{given[1]} exclude each other; give one")
+    return given[0] if given else ""
 
 
 def _prepare_images(readiness: Readiness, engine: "Engine") -> None:
@@ -148,6 +162,21 @@ def run_pytest(markers: str, more: str, options: Sequence[str] = ()) -> ExitCode
     print(f"pytest    {shlex.join(argv[3:])}", flush=True)
     done = subprocess.run(argv, cwd=ROOT, check=False)
     return _PYTEST_CODES.get(done.returncode, ExitCode.INTERNAL)
+
+
+def run_program(module: str, more: str, options: Sequence[str] = ()) -> ExitCode:
+    """
+    Run a program of the tests that is no pytest, its words to the caller's terminal.
+
+    It answers 0 when it found nothing, 1 when it did, else with a code of ours.
+    """
+    argv = [sys.executable, "-m", module, *options, *shlex.split(more)]
+    print(f"{module.rpartition('.')[2]:<9} {shlex.join(argv[3:])}", flush=True)
+    done = subprocess.run(argv, cwd=ROOT, check=False)
+    try:
+        return ExitCode(done.returncode)
+    except ValueError:
+        return ExitCode.INTERNAL
 
 
 def check() -> ExitCode:

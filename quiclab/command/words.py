@@ -12,7 +12,9 @@ from typing import Any
 DEFAULT_SCRIPT = "udp-syscall"
 
 
-def option(help_text: str, *, default: Any = "", is_many: bool = False) -> Any:
+def option(
+    help_text: str, *, default: Any = "", is_many: bool = False, if_bare: str = ""
+) -> Any:
     """
     Describe one option of a task, as a field of a frozen dataclass.
 
@@ -20,8 +22,9 @@ def option(help_text: str, *, default: Any = "", is_many: bool = False) -> Any:
         help_text: What `--help` says.
         default: "" for an option with a value, False or True for a switch.
         is_many: The option may be given several times; its field is a tuple.
+        if_bare: Its value when it is given without one; "" when it needs one.
     """
-    metadata = {"help": help_text, "is_many": is_many}
+    metadata = {"help": help_text, "is_many": is_many, "if_bare": if_bare}
     return field(default=() if is_many else default, metadata=metadata)
 
 
@@ -124,6 +127,12 @@ class TestWords:
 
     quick: bool = option("only what needs no root, engine or patience", default=False)
     endurance: bool = option("only the many runs in a row", default=False)
+    faults: bool = option("only the faults of docs/faults.md, on real parts", default=False)
+    fuzz: bool = option("only the fuzzer, its long form: a million datagrams", default=False)
+    soak: str = option(
+        "only short runs in a row for so long (10min, 1h; default 1h), and what they leave",
+        if_bare="1h",
+    )
     args: str = option("more words for pytest, such as '-k rings -x'")
     install: bool = option("install the Debian packages that are missing", default=True)
     yes: bool = option("agree to installs", default=False)

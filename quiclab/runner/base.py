@@ -160,9 +160,12 @@ class Runner(Protocol):
 
     name: str
 
-    def preflight(self) -> None:
+    def preflight(self, *, is_traced: bool = True) -> None:
         """
         Check, before anything is created, that a run can work here.
+
+        Args:
+            is_traced: By bpftrace; else only server and client must work.
 
         Raises:
             MachineError: It cannot; the line says what is missing and what to do.

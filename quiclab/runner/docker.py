@@ -55,18 +55,19 @@ class DockerRunner:
     name: str = "docker"
     _blueprint: Blueprint | None = field(default=None, init=False)
 
-    def preflight(self) -> None:
+    def preflight(self, *, is_traced: bool = True) -> None:
         """
         Compare what the roles need with what the engine has.
 
         Raises:
             MachineError: The engine cannot trace, or lacks a capability; named.
         """
-        self._blueprint = self._draw()
+        self._blueprint = self._draw(is_traced=is_traced)
 
-    def _draw(self) -> Blueprint:
+    def _draw(self, *, is_traced: bool = True) -> Blueprint:
         facts = self.engine.facts
-        check_engine_can_trace(facts)
+        if is_traced:
+            check_engine_can_trace(facts)
         check_architecture(
             facts, image_architecture=self.image.architecture, image_tag=self.image.tag
         )

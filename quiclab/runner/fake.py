@@ -9,7 +9,7 @@ real run (`recordings/`), so that traces and counters agree as they did there.
 
 import json
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +30,7 @@ from quiclab.runner.recorded import (
     load_recording,
     make_ring,
     read_options,
+    record_maps,
     zero,
 )
 from server.probes import PROBES
@@ -60,8 +61,10 @@ class FakeRunner:
         self.clock = FakeClock()
         self.recordings = recordings
         self.places: list[FakePlace] = []
+        self.record_maps: Callable[[Sequence[Mapping[str, Any]]], dict[str, Any]] = record_maps
+        """What the server's recorder answers; by default what the recorded traces hold."""
 
-    def preflight(self) -> None:
+    def preflight(self, *, is_traced: bool = True) -> None:
         """
         Say that it can, or fail as told.
 
@@ -69,7 +72,7 @@ class FakeRunner:
             MachineError: It was told to fail.
         """
         self.strike(Phase.PREFLIGHT)
-        if self.faults.preflight:
+        if self.faults.preflight and is_traced:
             raise MachineError(self.faults.preflight)
 
     @contextmanager
@@ -125,6 +128,7 @@ class FakePlace:
         self._phase = Phase.PLACE
         self._struck: set[Phase] = set()
         self.is_open = True
+        self._rules: Sequence[Mapping[str, Any]] = ()
         self.window_cap_bytes: int | None = None
         """What the server was told by `configure`."""
         self.facts = PlaceFacts(
@@ -361,9 +365,19 @@ class FakePlace:
                 return {"ok": True}
             case "reset":
                 self._clock.sleep(QUESTION_S)
-                worker = {"index": 0, "traced_probes": self._traced_probes()}
+                worker = {
+                    "index": 0,
+                    "traced_probes": self._traced_probes(),
+                    "recorded_probes": sorted({rule["probe"] for rule in self._rules}),
+                }
                 return {"ok": True, "workers": [worker]}
-        return None
+        return self._ask_recorder(op, arguments)
+
+    def _ask_recorder(self, op: str, arguments: Mapping[str, Any]) -> dict[str, Any] | None:
+        if op == "record":
+            self._rules = arguments["rules"]
+            return {"ok": True}
+        return self._runner.record_maps(self._rules) if op == "recorded" else None
 
     def _ask_client(self, op: str) -> dict[str, Any] | None:
         client = self._roles[CLIENT]

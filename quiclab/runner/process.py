@@ -65,16 +65,19 @@ class ProcessRunner:
 
     name = "local"
 
-    def preflight(self) -> None:
+    def preflight(self, *, is_traced: bool = True) -> None:
         """
-        Check that this user can trace here.
+        Check that this user can trace here, or at least run server and client.
 
         Raises:
             MachineError: It cannot; the line says what to do.
         """
-        _find_bpftrace()
-        if os.geteuid() != 0:
-            raise MachineError("tracing needs root: sudo ./invoke trace …, or use --runner docker")
+        if is_traced:
+            _find_bpftrace()
+            if os.geteuid() != 0:
+                raise MachineError(
+                    "tracing needs root: sudo ./invoke trace …, or use --runner docker"
+                )
         _find_base_directory()
 
     @contextmanager
@@ -87,7 +90,6 @@ class ProcessRunner:
         Raises:
             MachineError: The loopback device cannot carry the MTU, or there is no room.
         """
-        del tracer_count  # any number of processes will do
         _check_loopback(max_mtu_bytes)
         directory = _find_base_directory() / f"{leftovers.DIRECTORY_PREFIX}{run_id}"
         with ExitStack() as undo:
@@ -98,7 +100,7 @@ class ProcessRunner:
             except OSError as error:
                 raise MachineError(f"cannot make {directory}: {error.strerror}") from error
             undo.callback(_remove, directory, record)
-            place = ProcessPlace(directory, record)
+            place = ProcessPlace(directory, record, is_traced=tracer_count > 0)
             undo.callback(place.end_all)
             yield place
 
@@ -122,20 +124,23 @@ class ProcessPlace:
     One run's processes and their directory.
     """
 
-    def __init__(self, directory: Path, record: leftovers.LiveRun) -> None:
+    def __init__(
+        self, directory: Path, record: leftovers.LiveRun, *, is_traced: bool = True
+    ) -> None:
         self._directory = directory
         self._record = record
         self._roles: dict[str, _Role] = {}
-        self._bpftrace = _find_bpftrace()
+        self._bpftrace = _find_bpftrace() if is_traced else ""
         self._has_tracefs = detect_features().is_tracefs_mounted
-        version = _ask_version(self._bpftrace)
+        version = _ask_version(self._bpftrace) if is_traced else ""
         notes = []
-        if not self._has_tracefs:
+        if is_traced and not self._has_tracefs:
             notes.append("tracefs is not mounted here; each tracer mounts it for itself alone")
         self.facts = PlaceFacts(
             runner_name=ProcessRunner.name,
-            summary=f"local (processes on this machine), bpftrace {version}",
-            versions={"bpftrace": version},
+            summary="local (processes on this machine)"
+            + (f", bpftrace {version}" if version else ""),
+            versions={"bpftrace": version} if version else {},
             details={
                 "directory": str(directory),
                 "bpftrace_path": self._bpftrace,

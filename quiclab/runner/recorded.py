@@ -8,6 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from quiclab.histogram import Histogram
+from quiclab.trace.events import Trace
+from quiclab.trace.ndjson import parse_trace
+
 RECORDINGS: Final = Path(__file__).parent / "recordings"
 MOVED_BYTES_PER_S: Final = 50_000_000
 
@@ -50,6 +54,51 @@ def make_ring(*, asked_bytes: int, payload_bytes: int) -> dict[str, int]:
         "payload_bytes": payload_bytes,
         "asked_bytes": asked_bytes,
     }
+
+
+def record_maps(rules: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """
+    What the server's recorder would have counted in the recorded run: the maps of its traces.
+    """
+    maps: dict[str, Any] = {}
+    for rule in rules:
+        for full_name in (rule["map"], rule.get("unmatched", "")):
+            script, sign, name = full_name.partition("@")
+            if rule["kind"] == "start" or not sign or full_name in maps:
+                continue
+            snapshot = load_trace(script).maps.get(f"@{name}")
+            value = None if snapshot is None else snapshot.value
+            is_count = rule["kind"] == "count" or full_name != rule["map"]
+            maps[full_name] = {"kind": "count" if is_count else rule["kind"], "count": value or 0}
+            if not is_count:
+                buckets = (
+                    [
+                        {"min": each.low, "max": each.high, "count": each.count}
+                        for each in value.buckets
+                    ]
+                    if isinstance(value, Histogram)
+                    else []
+                )
+                count = sum(bucket["count"] or 0 for bucket in buckets)
+                maps[full_name] |= {
+                    **dict.fromkeys(("buckets", "least", "most"), buckets),
+                    "count": count,
+                }
+    widths = [{"min": 0, "max": 0, "count": 1}]
+    return {
+        "maps": maps,
+        "widths": widths,
+        "largest_width_ns": 0,
+        "event_count": 0,
+        "lost_start_count": 0,
+    }
+
+
+def load_trace(script: str) -> Trace:
+    """
+    The trace that the recorded run left of a script.
+    """
+    return parse_trace((RECORDINGS / f"{script}.jsonl").read_bytes())
 
 
 def zero(report: dict[str, Any]) -> dict[str, Any]:

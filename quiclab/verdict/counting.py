@@ -27,6 +27,23 @@ def _find_full_map(evidence: Evidence, tracer: TracerEvidence, map_name: str) ->
     return ""
 
 
+def _verify_differs(evidence: Evidence) -> Iterator[str]:
+    for comparison in evidence.comparisons:
+        if not comparison.is_equal:
+            yield f"{comparison.script} {comparison.map_name}: {comparison.difference}"
+
+
+def _not_recorded(evidence: Evidence) -> Iterator[str]:
+    if evidence.is_recorded and evidence.is_load_started and evidence.recording is None:
+        yield "the server's own recording is missing, so nothing verifies the maps"
+
+
+def _starts_lost(evidence: Evidence) -> Iterator[str]:
+    recording = evidence.recording
+    if recording is not None and recording["lost_start_count"]:
+        yield f"the recorder had no room for {recording['lost_start_count']:,} starts"
+
+
 def _no_counters(evidence: Evidence) -> Iterator[str]:
     if evidence.is_load_started and evidence.counters is None:
         yield "the server's counters are missing, so nothing proves the trace complete"
@@ -72,6 +89,27 @@ RULES: Final[Sequence[Rule]] = (
         _counts_differ,
         meaning="events of a map ≠ the server's counter (the script's `Check` lines)",
         remedy=AGAIN + "; report it with the run folder if it stays",
+    ),
+    Rule(
+        "verify-differs",
+        "invalid",
+        _verify_differs,
+        meaning="bpftrace's map ≠ the in-process recorder's (`--verify`)",
+        remedy=AGAIN + "; report it with the run folder if it stays",
+    ),
+    Rule(
+        "recording-missing",
+        "invalid",
+        _not_recorded,
+        meaning="the recorder was asked to count, and its maps could not be fetched",
+        remedy=AGAIN,
+    ),
+    Rule(
+        "recorder-full",
+        "degraded",
+        _starts_lost,
+        meaning="more starts waited for their end than the recorder holds (32,768 a map)",
+        remedy="a smaller `--buffer`",
     ),
     Rule(
         "counters-missing",

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from quiclab.evidence import Evidence
-from quiclab.runner.base import CLIENT
+from quiclab.runner.base import CLIENT, TRACER
 from quiclab.verdict.model import AGAIN, LOGS, Rule
 
 
@@ -29,6 +29,8 @@ def _bad_exits(evidence: Evidence) -> Iterator[str]:
     result = evidence.client_result
     is_clients_said = result is not None and not result.ok
     for role, facts in evidence.roles.items():
+        if role.startswith(TRACER) and evidence.tracer_kind == "in-process":
+            continue  # the recorder stands in for it; the rule "in-process" says why
         if facts.is_killed_by_lab:
             yield f"{role} did not end when asked and was killed"
         elif evidence.failure or evidence.interruption or (role == CLIENT and is_clients_said):

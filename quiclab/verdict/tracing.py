@@ -30,7 +30,7 @@ def _untraced(evidence: Evidence) -> Iterator[str]:
 
 
 def _tracer_complains(evidence: Evidence) -> Iterator[str]:
-    for tracer in evidence.tracers:
+    for tracer in evidence.tracers if evidence.bpftrace_roles else ():
         role = evidence.roles.get(tracer.role)
         for complaint in parse_complaints(role.stderr) if role is not None else ():
             if complaint.is_fault and not evidence.failure:

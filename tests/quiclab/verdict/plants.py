@@ -16,10 +16,11 @@ from quiclab.evidence import Evidence, RoleEvidence, TracerEvidence
 from quiclab.grants import Grant
 from quiclab.runner.drops import UdpSocket
 from quiclab.runner.reading import ProgramCost, Reading
-from quiclab.runner.recorded import RECORDINGS, load_recording
+from quiclab.runner.recorded import RECORDINGS, load_recording, record_maps
 from quiclab.scenario import Scenario
 from quiclab.trace.ndjson import parse_trace
 from quiclab.trace.script import load_script
+from quiclab.trace.witness import compare_maps, recording_rules
 from quiclab.verdict import judge
 
 ROLES = ("server", "client", "tracer")
@@ -72,6 +73,41 @@ def without_maps(evidence: Evidence, *keep: str) -> None:
         if '"@' not in line or any(f'"{name}"' in line for name in keep)
     ]
     tracer.trace = parse_trace("".join(lines))
+
+
+def record_beside(evidence: Evidence) -> None:
+    """Let the in-process recorder have counted beside bpftrace, just as much."""
+    evidence.scenario = evidence.scenario.model_copy(update={"is_verified": True})
+    tracer = evidence.tracers[0]
+    evidence.recording = record_maps(recording_rules([tracer.script]))
+    compare(evidence)
+
+
+def compare(evidence: Evidence) -> None:
+    """Hold both witnesses' maps against each other, as they are now."""
+    tracer = evidence.tracers[0]
+    assert tracer.trace is not None
+    assert evidence.recording is not None
+    evidence.comparisons = compare_maps(tracer.script, tracer.trace, evidence.recording)
+
+
+def record_another(evidence: Evidence) -> None:
+    """Let the recorder have counted one call more."""
+    record_beside(evidence)
+    evidence.recording["maps"]["udp-syscall@tx_arg_counts"]["count"] += 1  # type: ignore[index]
+    compare(evidence)
+
+
+def lose_recording(evidence: Evidence) -> None:
+    """Let the recorder's maps not have come."""
+    record_beside(evidence)
+    evidence.recording, evidence.comparisons = None, ()
+
+
+def overfill_recorder(evidence: Evidence) -> None:
+    """Let more starts have waited than the recorder holds."""
+    record_beside(evidence)
+    evidence.recording["lost_start_count"] = 1234  # type: ignore[index]
 
 
 def said(evidence: Evidence) -> dict[str, str]:

@@ -41,11 +41,15 @@ from tests.quiclab.verdict.plants import (
     leave_open,
     lose_a_probe,
     lose_a_worker,
+    lose_recording,
     lose_result,
     lose_upload,
     make_evidence,
     miscount,
     miss,
+    overfill_recorder,
+    record_another,
+    record_beside,
     record_in_process,
     report,
     run_programs,
@@ -135,6 +139,9 @@ def test_rules_have_names_of_their_own() -> None:
         ("trace-missing", cut, "cut off"),
         ("counts-differ", miscount, "@tx_arg_counts 83 ≠ tx.send_call_count 84"),
         ("counts-differ", unmatch, "@tx_unmatched 2 ≠ expected 0"),
+        ("verify-differs", record_another, "@tx_arg_counts: bpftrace counted"),
+        ("recording-missing", lose_recording, "nothing verifies the maps"),
+        ("recorder-full", overfill_recorder, "no room for 1,234 starts"),
         ("tracer-complaint", complain, "bpftrace complains: tracepoint not found: no:such"),
         ("counters-missing", drop_counters, "nothing proves the trace complete"),
         ("no-samples", silence, "0 samples; none of these fired: s2n_quic_platform"),
@@ -333,3 +340,11 @@ def test_evidence_of_a_run_that_never_loaded_is_judged() -> None:
     evidence.counters = evidence.client_result = evidence.tracers[0].trace = None
     evidence.roles = {"server": RoleEvidence(["python"], {}, exit_status=4)}
     assert {"ended-early"} == set(said(evidence))
+
+
+def test_two_witnesses_that_agree_leave_nothing_to_say() -> None:
+    """What the recorder counted just so speaks against nothing."""
+    evidence = make_evidence()
+    record_beside(evidence)
+    assert evidence.comparisons
+    assert ("ok", {}) == (judge(evidence).word, said(evidence))
