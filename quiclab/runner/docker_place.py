@@ -43,6 +43,8 @@ TRACER_ENTRY = "/opt/quiclab/docker/tracer-entry"
 TIMED = "/opt/quiclab/docker/timed"
 CONTROL_SOCKET = "control.sock"
 HELD = "/opt/quiclab/docker/held"
+# A server of 256 workers and what looks after it; a fork bomb ends here (cgroups, pids.max).
+MOST_PROCESSES: Final = 1024
 CONTROL_WAIT_S = 15.0  # until a role listens: Python's imports take 1 s, more on a busy machine
 # What the held client imports while it waits for its words, beside the server's start: 0.3 s
 # of a run. The server gains nothing by it, and is started as anybody would.
@@ -374,6 +376,7 @@ class DockerPlace:
                 for limit in settings.ulimits
             ],
             "security_opt": list(plan.security_options),
+            "pids_limit": MOST_PROCESSES,
             "mounts": [Mount(f, f, type="bind", read_only=True) for f in folders],
             # Whatever the engine's default is: what a role says must be readable afterwards.
             "log_config": LogConfig(type=LogConfig.types.JSON),

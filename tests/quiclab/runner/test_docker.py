@@ -32,6 +32,7 @@ from quiclab.runner.base import CLIENT, SERVER, TRACER, Runner
 from quiclab.runner.docker import DockerRunner, find_runs
 from quiclab.runner.docker_place import (
     HOST_LABEL,
+    MOST_PROCESSES,
     MTU_OPTION,
     RUN_LABEL,
     DockerPlace,
@@ -171,6 +172,29 @@ def test_container_may_do_what_compose_yaml_says_and_no_more(
     assert host["Tmpfs"] == settings.tmpfs
     assert host["SecurityOpt"] == ["no-new-privileges:true"]
     assert not host["Privileged"]
+
+
+# Bits of <linux/capability.h>.
+_NET_ADMIN, _SYS_PTRACE, _SYS_ADMIN = 1 << 12, 1 << 19, 1 << 21
+_FILTERED = "2"  # SECCOMP_MODE_FILTER
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("role", "most"),
+    [(SERVER, _NET_ADMIN), (CLIENT, _NET_ADMIN), (TRACER, _SYS_ADMIN | _SYS_PTRACE)],
+    ids=["server", "client", "tracer"],
+)
+def test_process_of_a_role_holds_these_capabilities_and_no_others(
+    place: DockerPlace, role: str, most: int
+) -> None:
+    """By the kernel's own word: effective and bounding set, no new privileges, seccomp on."""
+    container = need_engine().client.containers.get(f"{place.facts.details['network']}-{role}")
+    status = container.exec_run(["cat", "/proc/self/status"]).output.decode()
+    fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    assert (most, most) == (int(fields["CapEff"], 16), int(fields["CapBnd"], 16))
+    assert ("1", _FILTERED) == (fields["NoNewPrivs"], fields["Seccomp"])
+    assert MOST_PROCESSES == container.attrs["HostConfig"]["PidsLimit"]
 
 
 def test_container_shares_nothing_with_the_caller(inspected: Mapping[str, Any]) -> None:
