@@ -167,7 +167,7 @@ class Builder:
             self._keeper.fail(session, error)
             self._keeper.abandon(session)
             return False
-        if built:
+        if built and not internals.is_beyond_amplification(connection):
             self._write(built)
         return session.has_more(len(built))
 

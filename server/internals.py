@@ -23,6 +23,7 @@ from server.routing import LongHeader
 from server.udp import _native
 
 AIOQUIC_VERSION: Final = "1.7.2"
+_AMPLIFICATION: Final = 3  # RFC 9000, Section 8.1
 
 # Loss recovery -----------------------------------------------------------------
 
@@ -237,6 +238,17 @@ def must_speak(connection: QuicConnection) -> bool:
         return True
     paths = connection._network_paths  # noqa: SLF001
     return len(paths) > 1 and any(path.remote_challenges for path in paths[1:])
+
+
+def is_beyond_amplification(connection: QuicConnection) -> bool:
+    """
+    Whether what was just built is too much for an address that nobody has validated.
+
+    aioquic keeps to three times what came from there (RFC 9000, Section 8.1), save when
+    it writes a close.
+    """
+    path = connection._network_paths[0]  # noqa: SLF001
+    return not path.is_validated and path.bytes_sent > _AMPLIFICATION * path.bytes_received
 
 
 def close_reason(connection: QuicConnection) -> tuple[int, int | None, str, str]:

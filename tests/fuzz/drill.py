@@ -20,6 +20,8 @@ MOST_PAYLOADS: Final = 40  # of one connection; few live so long
 OWN_FRAMES_SHARE: Final = 0.2  # of connections whose client damages its own frames
 _MOST_EXCHANGES: Final = 20  # until a handshake that makes no progress is given up
 _ASKED_BYTES: Final = 30_000
+_MOVE_SHARE: Final = 0.05  # of hostile packets: they come from another port
+_OTHER_PORTS: Final = (1000, 1001, 1002)  # number_address gives none of them
 # Nothing is refused and no Retry sent: everything gets to where handshakes are made.
 OPEN_TO_ALL: Final = EndpointOptions(
     admission=AdmissionOptions(
@@ -107,11 +109,12 @@ class Talk:
         self.exchange()
         return self.client.is_established and not self.client.is_over
 
-    def say(self, datagram: bytes) -> None:
+    def say(self, datagram: bytes, *, from_port: int | None = None) -> None:
         """
-        Send a datagram, and go on.
+        Send a datagram, from another port if asked to, and go on.
         """
-        self._server.deliver(datagram, self._address)
+        ip, port = self._address
+        self._server.deliver(datagram, (ip, from_port or port))
         self.exchange()
 
     def exchange(self) -> None:
@@ -122,7 +125,7 @@ class Talk:
         for datagram in self.client.build(server.loop.clock_s):
             server.deliver(datagram, self._address)
         for datagram, address in server.take_sent():
-            if address == self._address:
+            if address[0] == self._address[0]:
                 self.client.receive(datagram, server.loop.clock_s)
 
 
@@ -158,7 +161,8 @@ def converse(server: MemoryServer, seed: int) -> HostileClient:
         if talk.shake_hands():
             prepare_client(rng, client)
             while not client.is_over and len(client.payloads) < MOST_PAYLOADS:
-                talk.say(client.write())
+                moved_to = rng.choice(_OTHER_PORTS) if rng.random() < _MOVE_SHARE else None
+                talk.say(client.write(), from_port=moved_to)
                 server.advance(rng.choice((0.0, 0.001, 0.03)))
     except FuzzError as error:
         error.payloads = tuple(client.payloads)

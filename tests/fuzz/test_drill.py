@@ -8,12 +8,21 @@ from random import Random
 import pytest
 
 from tests.fuzz.datagrams import DatagramWriter
-from tests.fuzz.drill import converse, feed_datagrams, make_server, replay
+from tests.fuzz.drill import (
+    Talk,
+    converse,
+    feed_datagrams,
+    make_client,
+    make_server,
+    number_address,
+    replay,
+)
 from tests.fuzz.failure import Failure, dump_failure, load_failure
 from tests.fuzz.memory import FuzzError, MemoryServer
 
 SEED = 20_26
 LONG_AFTER_S = 120.0  # every timeout has passed by then
+PING = b"\x01"
 HANDSHAKE_DONE = b"\x1e"  # which only servers may send
 KEPT = sorted((Path(__file__).parents[1] / "data" / "fuzz").glob("*.json"))
 NOTHING_LEFT = {"open_count": 0, "connection_ids": 0, "sessions": 0, "timers": 0}
@@ -41,6 +50,20 @@ def test_hostile_clients_leave_nothing_behind() -> None:
         server.advance(LONG_AFTER_S)
         assert NOTHING_LEFT == server.count_left()
     assert payload_count > 150
+
+
+def test_a_close_to_an_unknown_address_keeps_to_three_times_its_bytes() -> None:
+    """A client that seems to have moved gets no close there that is too large (Section 9.4)."""
+    with make_server() as server:
+        address = number_address(0)
+        client = make_client(Random(4), server=server.address, now_s=server.loop.clock_s)
+        talk = Talk(server, client, address=address)
+        assert talk.shake_hands()
+        talk.say(client.seal(PING), from_port=1000)
+        moved_to = server.traffic[address[0], 1000]
+        assert 3 * moved_to.received_bytes == moved_to.sent_bytes
+        talk.say(client.seal(HANDSHAKE_DONE))
+        assert 1 == server.endpoint.connections.closed_count
 
 
 def test_sealed_initials_get_to_the_handshake() -> None:
