@@ -104,7 +104,8 @@ def parse_duration(text: str, *, option: str) -> float:
     match = _DURATION.fullmatch(text)
     if match is None:
         raise UsageError(
-            f"{option} {_quoted(text)} is not a duration; write seconds (2.5), 3s or 500ms"
+            f"{option} {_quoted(text)} is not a duration; "
+            "write seconds (2.5), 3s, 500ms, 10min or 1h"
         )
     exact_s = Decimal(match["number"])
     if match["suffix"] == "ms":

@@ -171,7 +171,7 @@ def run_program(module: str, more: str, options: Sequence[str] = ()) -> ExitCode
     It answers 0 when it found nothing, 1 when it did, else with a code of ours.
     """
     argv = [sys.executable, "-m", module, *options, *shlex.split(more)]
-    print(f"{module.rpartition('.')[2]:<9} {shlex.join(argv[3:])}", flush=True)
+    print(f"{module.rpartition('.')[2]:<9} {shlex.join(argv[2:])}", flush=True)
     done = subprocess.run(argv, cwd=ROOT, check=False)
     try:
         return ExitCode(done.returncode)

@@ -12,9 +12,7 @@ from typing import Any
 DEFAULT_SCRIPT = "udp-syscall"
 
 
-def option(
-    help_text: str, *, default: Any = "", is_many: bool = False, if_bare: str = ""
-) -> Any:
+def option(help_text: str, *, default: Any = "", is_many: bool = False, if_bare: str = "") -> Any:
     """
     Describe one option of a task, as a field of a frozen dataclass.
 

@@ -94,10 +94,19 @@ def test_sizes_are_shown_short_and_exact(size_bytes: int, short: str, exact: str
 
 @pytest.mark.parametrize(
     ("text", "duration_s"),
-    [("5s", 5.0), ("2.5", 2.5), ("500ms", 0.5), ("3", 3.0), (".5", 0.5), ("0.25s", 0.25)],
+    [
+        ("5s", 5.0),
+        ("2.5", 2.5),
+        ("500ms", 0.5),
+        ("3", 3.0),
+        (".5", 0.5),
+        ("0.25s", 0.25),
+        ("10min", 600.0),
+        ("1.5h", 5400.0),
+    ],
 )
-def test_parse_duration_reads_seconds_and_milliseconds(text: str, duration_s: float) -> None:
-    """A plain number is seconds."""
+def test_parse_duration_reads_milliseconds_to_hours(text: str, duration_s: float) -> None:
+    """A plain number is seconds; a bare m could be either of two and is none."""
     assert duration_s == parse_duration(text, option="--duration")
 
 

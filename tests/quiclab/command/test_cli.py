@@ -30,6 +30,7 @@ class ParcelWords:
     place: str = option("where to; a,b is one each")
     size: tuple[str, ...] = option("how large", is_many=True)
     wrap: bool = option("wrap it up", default=True)
+    within: str = option("how soon; at once when no time is given", if_bare="1h")
     plan: bool = option("only say it", default=False)
 
 
@@ -85,6 +86,23 @@ def test_nothing_given_is_the_default() -> None:
 def test_a_value_may_begin_with_one_dash() -> None:
     """`--size -1` is a bad size, which is for the task to say."""
     assert call("parcel", "--size", "-1")[1] == [ParcelWords(size=("-1",))]
+
+
+@pytest.mark.parametrize(
+    ("given", "within"),
+    [
+        (("--within",), "1h"),
+        (("--within", "2h"), "2h"),
+        (("--within=2h",), "2h"),
+        (("--within", "--no-wrap"), "1h"),
+        ((), ""),
+    ],
+    ids=["bare", "value", "equals", "before an option", "not given"],
+)
+def test_an_option_may_do_without_its_value(given: tuple[str, ...], within: str) -> None:
+    """Where it says so: bare it has one that is written beside its help."""
+    _, heard = call("parcel", *given)
+    assert [within] == [words.within for words in heard]
 
 
 def test_two_tasks_in_one_line_are_both_run() -> None:

@@ -154,7 +154,7 @@ def test_a_list_may_be_longer_than_a_file_name() -> None:
         ({"script": ("a+a",)}, "--script a+a names a script twice in one run; name it once"),
         (
             {"duration": "abc"},
-            "--duration abc is not a duration; write seconds (2.5), 3s or 500ms",
+            "--duration abc is not a duration; write seconds (2.5), 3s, 500ms, 10min or 1h",
         ),
         (
             {"direction": "downlaod"},
