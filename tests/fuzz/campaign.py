@@ -15,7 +15,7 @@ from time import monotonic
 from typing import Final
 
 from tests.fuzz.datagrams import DatagramWriter
-from tests.fuzz.drill import MOST_PAYLOADS, make_client, prepare_client
+from tests.fuzz.drill import MOST_PAYLOADS, MOVE_SHARE, make_client, prepare_client
 from tests.fuzz.failure import Failure, dump_failure
 from tests.fuzz.hostile import HostileClient
 from tests.fuzz.target import Target, TargetError
@@ -48,6 +48,9 @@ class Amounts:
     sealed_initials: int
     payloads: int
     newcomers: int
+
+
+NOTHING: Final = Amounts(garbage=0, damaged_initials=0, sealed_initials=0, payloads=0, newcomers=0)
 
 
 @dataclass
@@ -194,8 +197,8 @@ class _Talk:
     """
 
     def __init__(self, rng: Random, target: Target) -> None:
-        server = target.address
         self._rng = rng
+        self._server = server = target.address
         self._sock = _open_socket(f"127.0.{rng.randrange(2, 250)}.{rng.randrange(2, 250)}", server)
         self._said_count = 0
         self.own_count = 0
@@ -221,8 +224,13 @@ class _Talk:
         return True
 
     def say(self) -> None:
-        """Send one hostile packet."""
-        _send(self._sock, self.client.write())
+        """Send one hostile packet, now and then from another port."""
+        datagram = self.client.write()
+        if self._rng.random() < MOVE_SHARE:
+            with _open_socket(self._sock.getsockname()[0], self._server) as elsewhere:
+                _send(elsewhere, datagram)
+        else:
+            _send(self._sock, datagram)
 
     def exchange(self) -> None:
         """Take what has come, and send what is due."""

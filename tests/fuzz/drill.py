@@ -20,7 +20,7 @@ MOST_PAYLOADS: Final = 40  # of one connection; few live so long
 OWN_FRAMES_SHARE: Final = 0.2  # of connections whose client damages its own frames
 _MOST_EXCHANGES: Final = 20  # until a handshake that makes no progress is given up
 _ASKED_BYTES: Final = 30_000
-_MOVE_SHARE: Final = 0.05  # of hostile packets: they come from another port
+MOVE_SHARE: Final = 0.05  # of hostile packets: they come from another port
 _OTHER_PORTS: Final = (1000, 1001, 1002)  # number_address gives none of them
 # Nothing is refused and no Retry sent: everything gets to where handshakes are made.
 OPEN_TO_ALL: Final = EndpointOptions(
@@ -161,7 +161,7 @@ def converse(server: MemoryServer, seed: int) -> HostileClient:
         if talk.shake_hands():
             prepare_client(rng, client)
             while not client.is_over and len(client.payloads) < MOST_PAYLOADS:
-                moved_to = rng.choice(_OTHER_PORTS) if rng.random() < _MOVE_SHARE else None
+                moved_to = rng.choice(_OTHER_PORTS) if rng.random() < MOVE_SHARE else None
                 talk.say(client.write(), from_port=moved_to)
                 server.advance(rng.choice((0.0, 0.001, 0.03)))
     except FuzzError as error:

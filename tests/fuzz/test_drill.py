@@ -2,10 +2,12 @@
 The fuzzer's short form: the real endpoint in memory, some thousands of hostile datagrams.
 """
 
+import gc
 from pathlib import Path
 from random import Random
 
 import pytest
+from aioquic.quic.connection import QuicConnection
 
 from tests.fuzz.datagrams import DatagramWriter
 from tests.fuzz.drill import (
@@ -50,6 +52,24 @@ def test_hostile_clients_leave_nothing_behind() -> None:
         server.advance(LONG_AFTER_S)
         assert NOTHING_LEFT == server.count_left()
     assert payload_count > 150
+
+
+def count_connections() -> int:
+    """How many are alive, of servers and of clients."""
+    gc.collect()
+    return sum(type(each) is QuicConnection for each in gc.get_objects())
+
+
+def test_connections_that_are_over_are_freed() -> None:
+    """Whatever way they ended: only the one that built last may still be remembered."""
+    before = count_connections()
+    writer = DatagramWriter(Random(SEED))
+    with make_server() as server:
+        feed_datagrams(server, (writer.write_sealed_initial() for _ in range(100)))
+        for seed in range(20):
+            converse(server, seed)
+        server.advance(LONG_AFTER_S)
+        assert count_connections() - before <= 1
 
 
 def test_a_close_to_an_unknown_address_keeps_to_three_times_its_bytes() -> None:

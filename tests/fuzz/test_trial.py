@@ -16,7 +16,7 @@ SEED = 20_26
 def test_a_little_harm_leaves_a_server_as_it_was(tmp_path: Path) -> None:
     """No fault, good clients served, all of it received, nothing left of it."""
     amounts = scale(LONG, share=0.004)
-    for findings in try_all(amounts, seed=SEED, directory=tmp_path):
+    for findings in try_all(amounts, seed=SEED, directory=tmp_path, idle_timeout_s=2):
         print(*findings.describe(), sep="\n")
         assert [] == list(findings.judge())
         assert findings.sent_count > 300

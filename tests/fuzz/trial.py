@@ -3,12 +3,13 @@ A whole trial: two servers, harm of every kind, good clients meanwhile, and what
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from server.exits import ExitStatus
-from tests.fuzz.campaign import Amounts, Campaign
+from tests.fuzz.campaign import NOTHING, Amounts, Campaign
 from tests.fuzz.target import (
     OPEN_TO_ALL,
     GoodClients,
@@ -20,8 +21,9 @@ from tests.fuzz.target import (
     start_target,
 )
 
-# What allocators keep of what thousands of connections had; measured: docs/security.md.
-MOST_GROWTH_BYTES: Final = 200 * 1024 * 1024
+# 156 MiB were measured, with 80,000 connections after one another. Nothing of these stays
+# (tests/fuzz/test_drill.py); it is what the allocator keeps of the fullest moment.
+MOST_GROWTH_BYTES: Final = 256 * 1024 * 1024
 _MOST_IDLE_SHARE: Final = 0.02
 _MEBIBYTE: Final = 1024 * 1024
 
@@ -134,12 +136,13 @@ def try_server(
     *,
     seed: int,
     directory: Path,
+    idle_timeout_s: int,
     say: Callable[[str], None] = lambda _: None,
 ) -> Findings:
     """
     Start a server, do harm to it, leave it alone, and look at what is left.
     """
-    with start_target(directory / name, *options) as target:
+    with start_target(directory / name, *options, idle_timeout_s=idle_timeout_s) as target:
         campaign = Campaign(target, seed, directory / "failures")
         before = target.health()
         good = GoodClients(target)
@@ -178,6 +181,7 @@ def try_all(
     *,
     seed: int,
     directory: Path,
+    idle_timeout_s: int = 5,
     say: Callable[[str], None] = lambda _: None,
 ) -> list[Findings]:
     """
@@ -186,21 +190,9 @@ def try_all(
     The first shows that nothing a peer can write hurts; the second that its bounds hold
     when newcomers flood it.
     """
-    inward = Amounts(
-        garbage=amounts.garbage,
-        damaged_initials=amounts.damaged_initials,
-        sealed_initials=amounts.sealed_initials,
-        payloads=amounts.payloads,
-        newcomers=0,
+    inward = replace(amounts, newcomers=0)
+    flood = replace(NOTHING, newcomers=amounts.newcomers)
+    try_one = partial(
+        try_server, seed=seed, directory=directory, idle_timeout_s=idle_timeout_s, say=say
     )
-    flood = Amounts(
-        garbage=0,
-        damaged_initials=0,
-        sealed_initials=0,
-        payloads=0,
-        newcomers=amounts.newcomers,
-    )
-    return [
-        try_server("open-to-all", OPEN_TO_ALL, inward, seed=seed, directory=directory, say=say),
-        try_server("as-by-default", (), flood, seed=seed, directory=directory, say=say),
-    ]
+    return [try_one("open-to-all", OPEN_TO_ALL, inward), try_one("as-by-default", (), flood)]
