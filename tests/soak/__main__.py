@@ -204,9 +204,7 @@ def _tell(
         say(f"  {kind:<12} {counts[0]} before, {counts[1]} after")
     if tally.resident_bytes:
         first, last = tally.resident_bytes[0], tally.resident_bytes[-1]
-        say(
-            f"  memory of this process: {render_bytes(first)} at first, {render_bytes(last)} at last"
-        )
+        say(f"  memory of this process: {render_bytes(first)}, at last {render_bytes(last)}")
     for line in difference or ["no difference"]:
         say(f"  {line}")
 

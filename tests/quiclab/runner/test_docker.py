@@ -190,7 +190,9 @@ def test_process_of_a_role_holds_these_capabilities_and_no_others(
 ) -> None:
     """By the kernel's own word: effective and bounding set, no new privileges, seccomp on."""
     container = need_engine().client.containers.get(f"{place.facts.details['network']}-{role}")
-    status = bytes(container.exec_run(["cat", "/proc/self/status"]).output).decode()
+    output = container.exec_run(["cat", "/proc/self/status"]).output
+    assert isinstance(output, bytes)
+    status = output.decode()
     fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
     assert (most, most) == (int(fields["CapEff"], 16), int(fields["CapBnd"], 16))
     assert ("1", _FILTERED) == (fields["NoNewPrivs"], fields["Seccomp"])
