@@ -3,12 +3,13 @@ Harm done to the server in memory: the fast loop, and what a saved failure is re
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from random import Random
 from typing import Any, Final
 
 from aioquic.quic.configuration import QuicConfiguration
 
-from server.admission import AdmissionOptions
+from server.admission import AdmissionOptions, RetryName
 from server.options import EndpointOptions
 from server.perf import ALPN, encode_header
 from tests.fuzz.failure import Failure
@@ -30,11 +31,12 @@ OPEN_TO_ALL: Final = EndpointOptions(
 )
 
 
-def make_server() -> MemoryServer:
+def make_server(retry: RetryName = "off") -> MemoryServer:
     """
-    Make a server that lets everybody in.
+    Make a server that lets everybody in, after a Retry if asked to.
     """
-    return MemoryServer(options=OPEN_TO_ALL)
+    admission = replace(OPEN_TO_ALL.admission, retry=retry)
+    return MemoryServer(options=replace(OPEN_TO_ALL, admission=admission))
 
 
 def make_client(

@@ -21,6 +21,7 @@ from tests.fuzz.drill import (
 )
 from tests.fuzz.failure import Failure, dump_failure, load_failure
 from tests.fuzz.memory import FuzzError, MemoryServer
+from tests.fuzz.mutate import mutate
 
 SEED = 20_26
 LONG_AFTER_S = 120.0  # every timeout has passed by then
@@ -84,6 +85,23 @@ def test_a_close_to_an_unknown_address_keeps_to_three_times_its_bytes() -> None:
         assert 3 * moved_to.received_bytes == moved_to.sent_bytes
         talk.say(client.seal(HANDSHAKE_DONE))
         assert 1 == server.endpoint.connections.closed_count
+
+
+def test_damaged_tokens_open_nothing() -> None:
+    """A token of a Retry, changed in a few places: refused, each and every one."""
+    rng = Random(SEED)
+    with make_server(retry="always") as server:
+        for number in range(100):
+            client = make_client(rng, server=server.address, now_s=server.loop.clock_s)
+            talk = Talk(server, client, address=number_address(number))
+            talk.exchange()
+            token = client.connection._peer_token
+            while client.connection._peer_token == token:
+                client.connection._peer_token = mutate(rng, token)
+            talk.exchange()
+        admission = server.endpoint.admission
+        assert 0 == server.endpoint.connections.opened_count
+        assert admission.invalid_token_count > 80
 
 
 def test_sealed_initials_get_to_the_handshake() -> None:
