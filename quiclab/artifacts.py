@@ -15,7 +15,10 @@ The folder a run leaves behind: its layout, its manifest, who owns it.
 
 A file appears whole or not at all: it is written under another name and then
 renamed. The manifest comes first with the state "running" and last with the
-final one, so that the folder of a killed lab says what it is.
+final one. The folder of a lab that was killed says "running" until the next run
+or `clean` finds that its process is gone and writes "killed" (quiclab/killed.py).
+While a run lasts, `.reserve` holds the room that the last manifest takes: a disk
+that fills up meanwhile can still be told what was lost.
 """
 
 import json
@@ -46,9 +49,12 @@ SCHEMA_HISTORY: Mapping[int, str] = {
 """What changed with each schema number; a reader of old folders starts here."""
 
 MANIFEST = "manifest.json"
+RESERVE = ".reserve"
+RESERVE_BYTES = 128 * 1024
+"""Room for a manifest: they take 20 to 40 kB, measured; with many workers more."""
 LATEST = "latest"
 
-State = Literal["running", "done", "failed", "interrupted"]
+State = Literal["running", "done", "failed", "interrupted", "killed"]
 
 
 class ArtifactError(LabError):
@@ -236,12 +242,7 @@ class RunFolder:
             UsageError: The output is a file.
             MachineError: It cannot be made.
         """
-        try:
-            output = Path(os.path.abspath(output.expanduser()))  # noqa: PTH100 - a symlink stays one
-        except RuntimeError as error:  # `~name` of a user not known here
-            raise UsageError(
-                f"--output {output} names no user known here; give a folder's path"
-            ) from error
+        output = absolute(output)
         try:
             if output.exists() and not output.is_dir():
                 raise UsageError(f"--output {output} is a file; give a folder")
@@ -291,6 +292,28 @@ class RunFolder:
                 f"cannot write {path}: {error.strerror}; make room there, or give another --output"
             ) from error
 
+    def reserve(self) -> None:
+        """
+        Set room aside for the last manifest.
+
+        Raises:
+            MachineError: There is not so much.
+        """
+        path = self.path / RESERVE
+        try:
+            with path.open("wb") as file:
+                os.posix_fallocate(file.fileno(), 0, RESERVE_BYTES)
+        except OSError as error:
+            path.unlink(missing_ok=True)
+            raise MachineError(
+                f"{self.path.parent} has no room for a run's folder: {error.strerror}; "
+                "make room there, or give another --output"
+            ) from error
+
+    def release(self) -> None:
+        """Give the room free that was set aside."""
+        (self.path / RESERVE).unlink(missing_ok=True)
+
     def remove(self) -> None:
         """Take the folder away again: the run did not begin."""
         shutil.rmtree(self.path, ignore_errors=True)
@@ -319,6 +342,21 @@ class RunFolder:
             temporary.unlink(missing_ok=True)
             raise MachineError(f"cannot set {latest}: {error.strerror}") from error
         return True
+
+
+def absolute(output: Path) -> Path:
+    """
+    The output folder from the root on; a symbolic link stays one.
+
+    Raises:
+        UsageError: It begins with `~name` of a user not known here.
+    """
+    try:
+        return Path(os.path.abspath(output.expanduser()))  # noqa: PTH100 - it would follow links
+    except RuntimeError as error:
+        raise UsageError(
+            f"--output {output} names no user known here; give a folder's path"
+        ) from error
 
 
 def _missing_parts(directory: Path) -> list[Path]:

@@ -19,7 +19,7 @@ from quiclab.argv import (
     client_command,
     server_command,
 )
-from quiclab.artifacts import Manifest, State
+from quiclab.artifacts import Manifest, State, absolute
 from quiclab.clock import Clock, SystemClock
 from quiclab.collect import collect, settle
 from quiclab.errors import (
@@ -34,6 +34,7 @@ from quiclab.errors import (
 from quiclab.evidence import Evidence, TracerEvidence
 from quiclab.grants import fit_download_window, fit_upload_window, list_grants, list_windows
 from quiclab.interrupts import Interruption, Interrupts
+from quiclab.killed import label_killed_runs
 from quiclab.observer import Observer, Phase, SilentObserver
 from quiclab.record import Record
 from quiclab.roles import Roles
@@ -128,7 +129,8 @@ def run(
     with Interrupts() as interrupts:
         story = _Run(evidence, record, runner, interrupts, clock)
         story.check_machine()
-        with leftovers.register(record.run_id, runner_name=runner.name):
+        with leftovers.register(record.run_id, runner_name=runner.name) as live:
+            live.note_folder(absolute(output) / record.folder_name)
             record.open(output)
             failure: Exception | None = None
             try:
@@ -178,7 +180,7 @@ class _Run:
         except Interruption as interruption:
             raise InterruptedRunError(interruption.signal_name) from None
         try:
-            for line in self._runner.remove_leftovers():
+            for line in [*label_killed_runs(), *self._runner.remove_leftovers()]:
                 self._record.note("clean", line)
         except LabError as error:  # a dead run's things must not keep a new one from living
             self._record.note("clean", str(error))

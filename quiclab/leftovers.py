@@ -7,7 +7,8 @@ the process, however it ended. A record without a lock is a dead run, and names
 the folders and processes that it may have left. Nothing else is ever touched.
 
 A record is one JSON object per line, appended as things are made:
-`{"runner": "local"}`, `{"directory": "/tmp/quiclab-…"}`, `{"pid": 7, "started_s": …}`,
+`{"runner": "local"}`, `{"directory": "/tmp/quiclab-…"}`, `{"folder": "/home/…"}` (of results),
+`{"pid": 7, "started_s": …}`,
 `{"engine": "unix:///…"}`, `{"asked": 1}` (-1 once the engine has answered).
 """
 
@@ -54,6 +55,10 @@ class LiveRun:
     def note_directory(self, path: Path) -> None:
         """Remember a temporary folder; its name must be `quiclab-<run id>`."""
         self.append({"directory": str(path)})
+
+    def note_folder(self, path: Path) -> None:
+        """Remember the folder of results, which is kept, but says "running" until the end."""
+        self.append({"folder": str(path)})
 
     def note_process(self, pid: int) -> None:
         """Remember a child together with its start time, so that a reused number is safe."""
@@ -232,6 +237,18 @@ def remove_dead_runs(runner_name: str) -> list[str]:
     return said
 
 
+def find_dead_folders() -> list[tuple[str, Path]]:
+    """
+    Name the folders of results of dead runs, whatever runner they had; run id and path.
+    """
+    return [
+        (path.name.removesuffix(".jsonl"), Path(str(entry["folder"])))
+        for path, entries in _dead_records()
+        for entry in entries
+        if "folder" in entry
+    ]
+
+
 def find_settled_runs(runner_name: str, *, engine_url: str) -> list[str]:
     """
     Name the dead runs for which that engine can have nothing more to do.
@@ -260,15 +277,17 @@ def forget_runs(run_ids: Iterable[str]) -> None:
     _remove_unfinished_records()
 
 
-def _dead_records(runner_name: str) -> Iterator[tuple[Path, list[dict[str, object]]]]:
-    """The records of a runner's dead runs, each locked while it is looked at."""
+def _dead_records(
+    runner_name: str | None = None,
+) -> Iterator[tuple[Path, list[dict[str, object]]]]:
+    """The records of a runner's dead runs (None: all), each locked while it is looked at."""
     for path in sorted(state_directory().glob("*.jsonl")):
         fd = _try_lock(path, fcntl.LOCK_EX)
         if fd is None or isinstance(fd, bool):
             continue
         try:
             entries = _read_entries(path)
-            if entries and entries[0].get("runner") == runner_name:
+            if entries and runner_name in {None, entries[0].get("runner")}:
                 yield path, entries
         finally:
             os.close(fd)

@@ -7,7 +7,7 @@ import secrets
 import string
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
+from datetime import datetime, timedelta
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
@@ -55,7 +55,7 @@ class Record:
         clock: Clock,
         before_s: Mapping[str, float] | None = None,
     ) -> None:
-        self.started_at = datetime.now(UTC)
+        self.started_at = clock.utc()
         self.short_id = "".join(secrets.choice(_ID_LETTERS) for _ in range(_ID_LENGTH))
         self.run_id = f"{self.started_at:%Y%m%dT%H%M%SZ}-{self.short_id}"
         self.durations_s: dict[str, float] = dict(before_s or {})
@@ -75,6 +75,16 @@ class Record:
     def sysctls(self) -> Mapping[str, str]:
         """Limits of this machine as they were when the run began."""
         return self._host.sysctls
+
+    @property
+    def folder_name(self) -> str:
+        """What the run's folder is called, or will be."""
+        return render_folder_name(
+            started_at=self.started_at,
+            scripts=[tracer.script.name for tracer in self._evidence.tracers],
+            buffer=render_size(self._evidence.scenario.tx_buffer_bytes),
+            short_id=self.short_id,
+        )
 
     @property
     def folder(self) -> RunFolder:
@@ -110,16 +120,10 @@ class Record:
             UsageError: The output is a file.
             MachineError: The folder cannot be made; then there is none.
         """
-        scenario = self._evidence.scenario
-        name = render_folder_name(
-            started_at=self.started_at,
-            scripts=[tracer.script.name for tracer in self._evidence.tracers],
-            buffer=render_size(scenario.tx_buffer_bytes),
-            short_id=self.short_id,
-        )
-        self._folder = RunFolder.create(output, name)
+        self._folder = RunFolder.create(output, self.folder_name)
         try:
             self.folder.write_manifest(self._manifest("running", verdict=None))
+            self.folder.reserve()
         except MachineError:
             self.folder.remove()
             raise
@@ -138,6 +142,7 @@ class Record:
             state = "failed" if state == "done" else state
             self._evidence.failure = self._evidence.failure or str(error)
         manifest = self._manifest(state, verdict=verdict)
+        self.folder.release()
         self.folder.write_manifest(manifest)
         if error is not None:
             raise error
@@ -175,6 +180,10 @@ class Record:
             so_far_s = self.durations_s.get(self._phase.value, 0.0)
             self.durations_s[self._phase.value] = round(so_far_s + took_s, 4)
             self._phase = None
+
+    def _ended_at(self) -> datetime:
+        """The wall clock may have been set meanwhile: what the run took is added to its start."""
+        return self.started_at + timedelta(seconds=self._clock.now_s() - self._began_s)
 
     def _time(self) -> Timing:
         result = self._evidence.client_result
@@ -214,7 +223,7 @@ class Record:
             reason=evidence.failure or evidence.interruption,
             label=evidence.scenario.label,
             started_at=self.started_at,
-            ended_at=None if state == "running" else datetime.now(UTC),
+            ended_at=None if state == "running" else self._ended_at(),
             asked=evidence.scenario.model_dump(mode="json", by_alias=True),
             granted=(*evidence.grants, *(() if state == "running" else list_readback(evidence))),
             server=_described(evidence.server),

@@ -13,6 +13,7 @@ from quiclab.command.readiness import Readiness, chosen_engine
 from quiclab.command.terminal import Detail, Terminal
 from quiclab.command.words import BuildWords, CleanWords, TestWords
 from quiclab.errors import ExitCode, MachineError, UsageError
+from quiclab.killed import label_killed_runs
 from quiclab.machine.setup import ROOT, TEST_NEEDS
 from quiclab.units import parse_duration
 
@@ -63,7 +64,7 @@ def clean(words: CleanWords) -> ExitCode:
     from quiclab.runner.process import ProcessRunner  # noqa: PLC0415
 
     terminal = Terminal()
-    said = ProcessRunner().remove_leftovers()
+    said = [*label_killed_runs(), *ProcessRunner().remove_leftovers()]
     with chosen_engine(
         "auto", on_local=lambda why: terminal.note("docker", f"skipped; {why}")
     ) as engine:

@@ -12,6 +12,7 @@ import pytest
 from quiclab import experiment
 from quiclab.artifacts import load_manifest
 from quiclab.errors import ExitCode
+from quiclab.killed import label_killed_runs
 from quiclab.leftovers import is_run_alive
 from quiclab.observer import Phase
 from quiclab.scenario import Scenario
@@ -72,7 +73,7 @@ def test_interrupted_load_leaves_its_final_maps(tmp_path: Path) -> None:
 
 @RUNNERS
 def test_killed_lab_is_cleaned_up_by_the_next_run(tmp_path: Path, name: str) -> None:
-    """After SIGKILL the folder says "running", and the next run removes the rest, only that."""
+    """After SIGKILL the folder says "running"; whoever comes next labels it, removes the rest."""
     with running_lab(name, tmp_path) as lab:
         wait_for_phase(lab, Phase.LOAD)
         os.kill(lab.pid, signal.SIGKILL)
@@ -80,10 +81,11 @@ def test_killed_lab_is_cleaned_up_by_the_next_run(tmp_path: Path, name: str) -> 
     dead = next(path for path in tmp_path.iterdir() if (path / "manifest.json").exists())
     manifest = load_manifest(dead)
     assert ("running", False) == (manifest.state, is_run_alive(manifest.run_id))
+    assert [f"labelled {dead} as killed"] == label_killed_runs()
     said = make_runner(name).remove_leftovers()
     assert any(manifest.run_id in line for line in said)
     assert ([], None) == (find_remains(name, tmp_path), is_run_alive(manifest.run_id))
-    assert "running" == load_manifest(dead).state
+    assert "killed" == load_manifest(dead).state
 
 
 def run_in_a_row(name: str, output: Path, *, count: int) -> None:
