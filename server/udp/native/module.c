@@ -6,6 +6,8 @@
  */
 #include "native.h"
 
+#include "fire.h"
+
 #include <poll.h>
 #include <time.h>
 

@@ -35,21 +35,6 @@ static inline void call_site(uintptr_t site, int64_t a, int64_t b, int64_t c, in
     ((site_function)site)(a, b, c, d, 0, 0);
 }
 
-/* Bit n is set while probe n is recorded in this process, too (recorder.c). */
-extern uint64_t quiclab_recorded;
-
-void quiclab_record(enum probe probe, int64_t a, int64_t b, int64_t c, int64_t d);
-
-static inline void fire(enum probe probe, int64_t a, int64_t b, int64_t c, int64_t d)
-{
-    uintptr_t site = quiclab_sites[probe];
-
-    if (__builtin_expect(quiclab_recorded >> probe & 1, 0))
-        quiclab_record(probe, a, b, c, d);
-    else if (site)
-        call_site(site, a, b, c, d);
-}
-
 /*
  * Untraced, a site starts with a nop: 0f 1f ... (5 bytes) or 90 on x86-64,
  * d503201f on arm64. A tracer puts a breakpoint there; Linux 6.18 turns it

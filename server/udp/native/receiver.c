@@ -6,6 +6,8 @@
  */
 #include "native.h"
 
+#include "fire.h"
+
 #include <arpa/inet.h>
 #include <sys/mman.h>
 

@@ -46,6 +46,8 @@ struct table {
 
 uint64_t quiclab_recorded;
 
+void quiclab_record(enum probe probe, int64_t a, int64_t b, int64_t c, int64_t d);
+
 static struct rule rules[PROBE_COUNT][MOST_RULES_A_PROBE];
 static int rule_counts[PROBE_COUNT];
 static struct map maps[MOST_MAPS];

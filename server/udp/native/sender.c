@@ -8,6 +8,8 @@
  */
 #include "native.h"
 
+#include "fire.h"
+
 typedef struct {
     PyObject_HEAD
     uint32_t entries;
