@@ -161,7 +161,7 @@ def test_load_with_a_duration_gives_it_to_every_connection(lab: Lab) -> None:
     """
     Time runs when the last of many connections is ready, so that none comes too late for it.
     """
-    result = lab.run(lab.make("--duration", "0.05", "--connections", "20"))
+    result = lab.run(lab.make("--duration", "0.3", "--connections", "20"))
 
     assert result["ok"], result["reason"]
     assert len(result["streams"]) == 20
