@@ -29,6 +29,7 @@ _EMPTYING_LIMIT_S: Final = 30.0  # any idle timeout used here, probe timeouts, a
 _LOOK_S: Final = 0.1
 _IDLE_LOOK_S: Final = 2.0
 _DESCRIPTOR_LOOKS: Final = 4
+_SOCKET_LOOKS: Final = 20
 
 
 class TargetError(Exception):
@@ -132,11 +133,15 @@ class Target:
         """
         Ask the kernel about the server's socket.
         """
-        for line in Path("/proc/net/udp").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[9] in self._inodes:
-                queued_bytes = int(fields[4].partition(":")[2], base=16)
-                return SocketQueue(queued_bytes=queued_bytes, dropped_count=int(fields[-1]))
+        # The kernel writes the table in pieces: while others open and close sockets, a line
+        # may be missing from it.
+        for _ in range(_SOCKET_LOOKS):
+            for line in Path("/proc/net/udp").read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[9] in self._inodes:
+                    queued_bytes = int(fields[4].partition(":")[2], base=16)
+                    return SocketQueue(queued_bytes=queued_bytes, dropped_count=int(fields[-1]))
+            time.sleep(_LOOK_S)
         raise TargetError(f"the server has no UDP socket any more: {self.errors}")
 
     def health(self) -> Health:
