@@ -135,8 +135,7 @@ class Session:
         self.index = index
         self.began_s = began_s
         self.handshake_s: float | None = None
-        self.streams: list[StreamLoad] = []
-        """Those that are open, and the first that have ended."""
+        self._streams: dict[int, StreamLoad] = {}
         self.ended = EndedStreams()
         self.opened_count = 0
         self.first_opened_s: float | None = None
@@ -155,6 +154,13 @@ class Session:
         ended_count = self.opened_count - len(self._open)
         events = (self.handshake_s is not None) + ended_count + self._is_closing
         return self.received_bytes + self.sent_bytes + events
+
+    @property
+    def streams(self) -> list[StreamLoad]:
+        """
+        Those that are open, and the first that have ended, as they were opened.
+        """
+        return list(self._streams.values())
 
     @property
     def open_count(self) -> int:
@@ -284,7 +290,7 @@ class Session:
                 self._feed.add(stream_id, length_bytes=plan.send_bytes)
                 stream.upload = SendProgress(self.connection, stream_id)
                 self._uploads[stream_id] = stream
-            self.streams.append(stream)
+            self._streams[stream_id] = stream
             self.opened_count += 1
             if self.first_opened_s is None:
                 self.first_opened_s = now_s
@@ -357,7 +363,7 @@ class Session:
         self._open.pop(stream.stream_id, None)
         self.ended.add(stream)
         if self.opened_count - len(self._open) > self._kept_count:
-            self.streams.remove(stream)  # near the end of the list, which holds the open ones
+            del self._streams[stream.stream_id]
         self._open_streams(now_s)
 
     def _fail(self, stream: StreamLoad, words: str) -> None:
