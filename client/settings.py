@@ -11,6 +11,7 @@ from typing import Final
 
 from client.plan import Direction
 from client.session import OPEN_STREAM_LIMIT
+from server.options import LEAST_WINDOW_BYTES
 from server.perf import ENDLESS
 from server.settings import (
     IPV4_OVERHEAD_BYTES,
@@ -145,7 +146,7 @@ def _make_parser() -> argparse.ArgumentParser:
         default=8 * MEBIBYTE,
         help="SO_RCVBUF and SO_SNDBUF",
     )
-    add("--max-window", type=_size, default=2_500_000, help="congestion window cap, 0 for none")
+    add("--max-window", type=_window, default=2_500_000, help="congestion window cap, 0 for none")
     add("--max-idle-timeout", type=_seconds, default=30.0, help="seconds of silence that end it")
     add("--control", type=Path, help="path of the control socket to make")
     add("--hold", action="store_true", help="send nothing until told to start")
@@ -196,6 +197,15 @@ def _choose_load(
 
 def _count(text: str) -> int:
     return _whole(text, least=1)
+
+
+def _window(text: str) -> int:
+    window_bytes = _size(text)
+    if 0 < window_bytes < LEAST_WINDOW_BYTES:
+        raise argparse.ArgumentTypeError(
+            f"{text} is less than one datagram; give {LEAST_WINDOW_BYTES} or more, or 0"
+        )
+    return window_bytes
 
 
 def _size(text: str) -> int:

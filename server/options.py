@@ -3,9 +3,12 @@ How connections are driven: values alone, so that a command line can be read wit
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 from server.admission import AdmissionOptions
+
+LEAST_WINDOW_BYTES: Final = 1200
+"""A window below one datagram (RFC 9000, Section 14) lets nothing through."""
 
 PacingName = Literal["ring", "aioquic", "off"]
 CongestionControlName = Literal["reno", "cubic"]

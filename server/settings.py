@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from server.admission import AdmissionOptions, RetryName
 from server.exits import ExitStatus
-from server.options import CongestionControlName, EndpointOptions, PacingName
+from server.options import LEAST_WINDOW_BYTES, CongestionControlName, EndpointOptions, PacingName
 from server.udp.model import UdpOptions
 from server.udp.ring import LARGEST_SEGMENT_COUNT
 
@@ -257,9 +257,9 @@ def _add_admission(parser: argparse.ArgumentParser) -> None:
 
 def _window(text: str) -> int:
     window_bytes = _whole(0)(text)
-    if 0 < window_bytes < SMALLEST_DATAGRAM_BYTES:
+    if 0 < window_bytes < LEAST_WINDOW_BYTES:
         raise argparse.ArgumentTypeError(
-            f"{text} is less than one datagram; give {SMALLEST_DATAGRAM_BYTES} or more, or 0"
+            f"{text} is less than one datagram; give {LEAST_WINDOW_BYTES} or more, or 0"
         )
     return window_bytes
 

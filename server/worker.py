@@ -20,6 +20,7 @@ from server.counters import ReceiveBufferCounters
 from server.endpoint import Endpoint
 from server.internals import ReceiveBufferProbes
 from server.loop import Loop
+from server.options import LEAST_WINDOW_BYTES
 from server.perf import ALPN, PerfServer, PerfTally
 from server.probes import PROBES, RECEIVE_BUFFER_ALLOC, RECEIVE_BUFFER_POP, RECEIVE_BUFFER_WRITE
 from server.recording import Recorder, RecordingError, parse_rules, recorded_probes
@@ -269,9 +270,11 @@ class Worker:
 
     def _configure(self, question: Mapping[str, Any]) -> Mapping[str, Any]:
         cap_bytes = question.get("window_cap_bytes")
-        if not isinstance(cap_bytes, int) or isinstance(cap_bytes, bool) or cap_bytes < 0:
+        is_number = isinstance(cap_bytes, int) and not isinstance(cap_bytes, bool)
+        if cap_bytes is None or not is_number or 0 != cap_bytes < LEAST_WINDOW_BYTES:
             raise ControlError(
-                f"window_cap_bytes is {cap_bytes!r}; expected a number of bytes, or 0 for no cap"
+                f"window_cap_bytes is {cap_bytes!r}; expected {LEAST_WINDOW_BYTES} bytes or more, "
+                "or 0 for no cap"
             )
         self._endpoint.set_window_cap(cap_bytes)
         self._window_cap_bytes = cap_bytes

@@ -114,6 +114,7 @@ def test_parse_settings_reads_every_option() -> None:
         (("--direction", "download", "--send", "1"), "--send has no place in"),
         (("--streams", "101"), "write at most 100, or bytes to move"),
         (("--streams", "51", "--direction", "both"), "write at most 50, or bytes to move"),
+        (("--max-window", "600"), "600 is less than one datagram; give 1200 or more"),
         (("--hold",), "--hold waits for a start over --control"),
         (("--insecure", "--ca-file", "x"), "not allowed with"),
         (("--buffer_size", "1"), "unrecognized arguments: --buffer_size"),

@@ -75,7 +75,7 @@ def make_world(**options: object) -> World:
 
 
 @pytest.mark.parametrize(
-    ("options", "half_open", "open_count", "is_validated", "expected"),
+    ("options", "half_open", "kept_count", "is_validated", "expected"),
     [
         ({}, 0, 0, False, "accept"),
         ({}, 63, 63, False, "accept"),
@@ -102,14 +102,14 @@ def make_world(**options: object) -> World:
 def test_a_newcomer_is_accepted_retried_or_refused(
     options: dict[str, object],
     half_open: int,
-    open_count: int,
+    kept_count: int,
     is_validated: bool,
     expected: str,
 ) -> None:
     """The bounds, each from both sides."""
     admission = Admission(AdmissionOptions(**options))  # type: ignore[arg-type]
     admission.half_open_count = half_open
-    assert expected == admission.decide(open_count=open_count, is_validated=is_validated)
+    assert expected == admission.decide(kept_count=kept_count, is_validated=is_validated)
     assert (expected == "refuse") is bool(admission.refused_counts)
 
 
@@ -221,6 +221,18 @@ def test_beyond_the_most_connections_newcomers_are_refused_and_counted(meet: Mee
         assert {"connections": 1} == world.server.admission.report()["refused_counts"]
         world.run()
         assert ASKED_BYTES == len(application.received)
+
+
+def test_what_newcomers_may_send_is_a_part_of_the_budget() -> None:
+    """The usual window while few are open, then equal parts, and never less than the least."""
+    with World(options=EndpointOptions(receive_budget_bytes=40 * 2**20)) as world:
+        usual_bytes = world.server._intake.configuration.max_data
+        shares = []
+        for open_count in (0, 1, 9, 10_000):
+            world.server.connections.open_count = open_count
+            shares.append(world.server.receive_window_bytes())
+        world.server.connections.open_count = 0
+    assert [usual_bytes, usual_bytes, 4 * 2**20, 256 * 1024] == shares
 
 
 def test_a_version_negotiation_packet_is_never_answered() -> None:

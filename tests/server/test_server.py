@@ -83,12 +83,18 @@ def test_configure_caps_the_windows_from_then_on(server: Any) -> None:
     """A new cap is answered, described from then on, and nonsense is refused."""
     assert server.ask("configure", window_cap_bytes=30_000) == {"window_cap_bytes": 30_000}
     assert server.ask("describe")["granted"]["window_cap_bytes"] == 30_000
-    assert "expected a number of bytes" in server.ask("configure", window_cap_bytes="x")["error"]
+    assert "expected 1200 bytes or more" in server.ask("configure", window_cap_bytes="x")["error"]
     server.ask("reset")
     server.load("--receive", "400000")
     buckets = server.settle()["total"]["tx"]["messages_per_call"]
     assert max(bucket["min"] for bucket in buckets) <= 1
     server.ask("configure", window_cap_bytes=2_500_000)
+
+
+@pytest.mark.parametrize("cap", [1199, -1, "8M", None, True])
+def test_a_window_that_lets_nothing_through_is_refused(server: Any, cap: Any) -> None:
+    """A cap below one datagram would stall every connection."""
+    assert "expected 1200 bytes or more" in server.ask("configure", window_cap_bytes=cap)["error"]
 
 
 def test_an_unknown_question_is_refused_by_name(server: Any) -> None:
@@ -305,6 +311,7 @@ def test_without_the_native_module_one_line_says_how_to_build_it() -> None:
         (["--workers", "0"], "0 is not a whole number from 1 to 256"),
         (["--certificate", "x"], "--certificate and --private-key go together"),
         (["--max-idle-timeout", "nan"], "nan is not a number of seconds up to 3600"),
+        (["--max-window", "1199"], "less than one datagram; give 1200 or more, or 0"),
         (["--nonsense"], "unrecognized arguments: --nonsense"),
     ],
 )
