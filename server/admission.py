@@ -23,7 +23,8 @@ class AdmissionOptions:
     How many may come.
 
     Args:
-        most_connections: Open at once, in one worker.
+        most_connections: Kept at once, in one worker: open ones, and those that have closed
+            and still wait for late packets (RFC 9000, Section 10.2).
         most_half_open: Of these, without a finished handshake and with an address that
             nobody has validated.
         handshake_limit_s: How long a handshake may take.
@@ -44,7 +45,7 @@ class Admission:
     def __init__(self, options: AdmissionOptions) -> None:
         self.options = options
         self.half_open_count = 0
-        """Connections whose handshake is under way."""
+        """Connections that are kept and whose handshake was not finished."""
         self.reset()
 
     def reset(self) -> None:
@@ -54,16 +55,16 @@ class Admission:
         self.handshake_timeout_count = 0
         self.refused_counts: dict[str, int] = {}
 
-    def decide(self, *, open_count: int, is_validated: bool) -> Decision:
+    def decide(self, *, kept_count: int, is_validated: bool) -> Decision:
         """
         Say what a first datagram of a newcomer gets.
 
         Args:
-            open_count: Connections that are open.
+            kept_count: Connections that are kept.
             is_validated: It brought a token that shows its address.
         """
         options = self.options
-        if open_count >= options.most_connections:
+        if kept_count >= options.most_connections:
             return self._refuse("connections")
         if is_validated:
             return "accept"

@@ -256,6 +256,11 @@ class Endpoint:
         """Connections that are open."""
         return self.connections.open_count
 
+    @property
+    def kept_count(self) -> int:
+        """Connections that take room: open, or closed and still waiting for late packets."""
+        return len(self._by_connection)
+
     def receive_window_bytes(self) -> int:
         """
         How much a newcomer may send that nobody has taken yet: an equal part of the budget.
@@ -270,6 +275,7 @@ class Endpoint:
         """
         assert self._accept is not None
         session = self._open(connection, self._accept(connection))
+        session.is_half_open = True
         self.admission.half_open_count += 1
         limit_s = self.admission.options.handshake_limit_s
         session.handshake_limit = self._loop.call_at(
@@ -282,17 +288,31 @@ class Endpoint:
         """
         Count a connection among those that share the windows: its client is there.
         """
-        self._end_handshake(session)
+        self._cancel_handshake_limit(session)
+        self._count_half_open(session)
         session.has_joined = True
         self.budget.join(congestion.find_capped_window(session.connection))
 
-    def _end_handshake(self, session: Session) -> None:
+    def _cancel_handshake_limit(self, session: Session) -> None:
         if session.handshake_limit is not None:
             self._loop.cancel(session.handshake_limit)
             session.handshake_limit = None
+
+    def _count_half_open(self, session: Session) -> None:
+        """
+        One half-open connection less: its client is there, or nothing is kept of it any more.
+
+        Not when it closes: a flood of newcomers that close at once would count for nothing.
+        """
+        if session.is_half_open:
+            session.is_half_open = False
             self.admission.half_open_count -= 1
 
-    def _on_handshake_limit(self, session: Session, _now_s: float) -> None:
+    def _on_handshake_limit(self, session: Session, now_s: float) -> None:
+        # What ends the handshake may have come in this very turn.
+        self.drain_events(session, now_s)
+        if session.has_joined or session.is_over:
+            return
         self.admission.handshake_timeout_count += 1
         self.abandon(session, reason="the handshake took too long")
 
@@ -358,7 +378,8 @@ class Endpoint:
         """
         next_event = session.connection.next_event
         on_event = session.application.on_event
-        while (event := next_event()) is not None:
+        # What was abandoned has left its counts and budgets, and must not join them again.
+        while not session.is_over and (event := next_event()) is not None:
             try:
                 if isinstance(event, StreamDataReceived):
                     on_event(event, now_s)
@@ -434,7 +455,7 @@ class Endpoint:
         if session.is_closed:
             return
         session.is_closed = True
-        self._end_handshake(session)
+        self._cancel_handshake_limit(session)
         if session.has_joined:
             self.budget.leave(congestion.find_capped_window(session.connection))
         error_code, frame_type, reason, closed_by = internals.close_reason(session.connection)
@@ -448,7 +469,10 @@ class Endpoint:
         """
         Drop a connection that is over; its timers must not fire any more.
         """
+        if session.is_over:
+            return
         self._note_closed(session)
+        self._count_half_open(session)
         session.release()
         self.recovery.packet_sent_count += self._count_sent(session)
         internals.end_log(session.connection)

@@ -28,8 +28,8 @@ class Gate(Protocol):
     admission: Admission
 
     @property
-    def open_count(self) -> int:
-        """Connections that are open."""
+    def kept_count(self) -> int:
+        """Connections that take room: open, or closed and still waiting for late packets."""
 
     def receive_window_bytes(self) -> int:
         """How much a newcomer may send that nobody has taken yet."""
@@ -169,7 +169,7 @@ class Intake:
                     self._udp.rx.drop("invalid_token")
                     self._answer(internals.encode_invalid_token_close(header), address)
                     return
-        match admission.decide(open_count=gate.open_count, is_validated=original_cid is not None):
+        match admission.decide(kept_count=gate.kept_count, is_validated=original_cid is not None):
             case "accept":
                 self._accept(gate, header, datagram, address, now_s, original_cid=original_cid)
             case "retry":

@@ -49,6 +49,7 @@ class Session:
         "has_joined",
         "is_blocked",
         "is_closed",
+        "is_half_open",
         "is_over",
         "is_ready",
         "on_timer",
@@ -85,6 +86,8 @@ class Session:
         """Packets sent when counting began."""
         self.handshake_limit: Handle | None = None
         """When it is given up; None once its handshake is over, and on a client."""
+        self.is_half_open = False
+        """Counted as half open: a client's that has not finished its handshake."""
         self.has_joined = False
         """It shares the windows' budget."""
         self.timer: Handle | None = None

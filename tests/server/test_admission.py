@@ -12,6 +12,7 @@ from aioquic.quic.packet import QuicErrorCode
 from server import routing
 from server.admission import Admission, AdmissionOptions
 from server.options import EndpointOptions
+from server.session import Session
 from tests.server.world import World, make_configuration
 
 ASKED_BYTES = 300_000
@@ -209,6 +210,56 @@ def test_a_handshake_that_ended_is_not_given_up_later() -> None:
             world.server.open_count,
             world.server.admission.handshake_timeout_count,
         )
+
+
+def test_a_newcomer_that_closes_at_once_counts_until_it_is_forgotten(meet: Meet) -> None:
+    """A flood of first datagrams that close what they open meets the same bounds as any other."""
+    with make_world(most_half_open=16) as world:
+        newcomer = meet(world)
+        newcomer.connection.close()
+        newcomer.speak()
+        assert (0, 1, 1) == (
+            world.server.open_count,
+            world.server.kept_count,
+            world.server.admission.half_open_count,
+        )
+        meet(world)
+        assert 1 == world.server.admission.retry_sent_count
+        while world.server.kept_count:
+            world.loop.turn(most_wait_s=0.05)
+        assert 0 == world.server.admission.half_open_count
+
+
+def test_a_handshake_that_ends_as_its_time_does_is_kept(meet: Meet) -> None:
+    """Its last datagram was received in the turn in which the limit fires."""
+    with make_world() as world:
+        (session,) = _begin_almost(world, meet)
+        world.server._on_handshake_limit(session, world.loop.now_s())
+        assert (1, 0, 0) == (
+            world.server.open_count,
+            world.server.admission.handshake_timeout_count,
+            world.server.admission.half_open_count,
+        )
+
+
+def test_a_connection_that_was_given_up_takes_no_share_of_the_windows(meet: Meet) -> None:
+    """What it had still to tell is not heard: nobody would give that share back."""
+    with make_world() as world:
+        (session,) = _begin_almost(world, meet)
+        world.server.abandon(session)
+        world.loop.turn(most_wait_s=0.02)
+        assert (0, 0) == (world.server.kept_count, world.server.budget._open_count)
+
+
+def _begin_almost(world: World, meet: Meet) -> list[Session]:
+    """Receive the last datagram of a handshake, and let nothing come of it yet."""
+    newcomer = meet(world)
+    while not newcomer.connection._handshake_complete:
+        newcomer.hear()
+    for datagram, _ in newcomer.connection.datagrams_to_send(now=world.loop.now_s()):
+        newcomer.sock.sendto(datagram, world.server.udp.address)
+    world.server.receive(world.loop.now_s())
+    return list(world.server._by_connection.values())
 
 
 def test_beyond_the_most_connections_newcomers_are_refused_and_counted(meet: Meet) -> None:
