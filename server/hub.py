@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from server.control import Answer, ControlError, Link, Question
 from server.counters import merge_reports
-from server.recording import merge_recordings
+from server.recording import RecordingError, merge_recordings
 
 # How long a worker may take to hear that it is to end: several of its longest turns.
 STOP_TIMEOUT_S: Final = 3.0
@@ -51,7 +51,10 @@ class Hub:
         if op in ("reset", "record"):
             return {"ok": True, "workers": answers}
         if op == "recorded":
-            return merge_recordings(answers)
+            try:
+                return merge_recordings(answers)
+            except RecordingError as error:
+                raise ControlError(str(error)) from error
         return answers[0]
 
     def ask(self, question: Question) -> list[Answer]:

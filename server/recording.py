@@ -68,10 +68,37 @@ def parse_rules(raw: object) -> list[Rule]:
             rule = Rule(**item)
         except TypeError as error:
             raise RecordingError(f"{item!r} is no rule: {error}") from error
+        fault = _find_fault(rule)
+        if fault:
+            raise RecordingError(f"{item!r} is no rule: {fault}")
         if rule.probe not in _PROBE_NUMBERS or rule.kind not in _KINDS:
             raise RecordingError(f"there is no probe {rule.probe!r}, or no kind {rule.kind!r}")
         rules.append(rule)
     return rules
+
+
+def _find_fault(rule: Rule) -> str:
+    """
+    Say what is wrong with the parts of a rule, which may be anything; "" when nothing is.
+    """
+    words = (rule.probe, rule.kind, rule.map, rule.table, rule.unmatched)
+    conditions = [one for one in (rule.where, rule.where_not) if one is not None]
+    is_pair = rule.kind in ("start", "elapsed")
+    if not all(isinstance(word, str) for word in words):
+        return "names must be words"
+    if not all(_are_numbers(one) and len(one) == 2 for one in conditions):  # noqa: PLR2004
+        return "a condition is the number of an argument, and a value"
+    if not _are_numbers([rule.argument]) or not _are_numbers(rule.keys):
+        return "arguments are told by their numbers"
+    if is_pair and len(rule.keys) not in (1, 2):
+        return "a start and an end share one argument or two"
+    if rule.kind == "elapsed" and not (rule.table and rule.unmatched):
+        return "a time needs the table of its starts, and a map of ends without one"
+    return ""
+
+
+def _are_numbers(value: object) -> bool:
+    return isinstance(value, list | tuple) and all(type(each) is int for each in value)
 
 
 class Recorder:
@@ -91,7 +118,8 @@ class Recorder:
             Names of the probes that are recorded.
 
         Raises:
-            RecordingError: There are more rules than the recorder holds.
+            RecordingError: There are more rules than the recorder holds, or numbers that
+                are too large; nothing is recorded then.
         """
         self._kinds = {}
         tables = list(dict.fromkeys(rule.map for rule in rules if rule.kind == "start"))
@@ -103,7 +131,8 @@ class Recorder:
         self._maps = list(self._kinds)
         try:
             _native.record([self._compile(rule, tables) for rule in rules])
-        except ValueError as error:
+        except (ValueError, OverflowError) as error:
+            _native.record([])  # the rules of before would go on, under these maps' names
             raise RecordingError(f"{len(rules)} rules cannot be recorded: {error}") from error
         return recorded_probes()
 
@@ -193,8 +222,13 @@ def _bounds(count: int) -> Iterable[tuple[int, int]]:
 def merge_recordings(workers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """
     Make one answer of the workers' recordings: counts add up, of widths the largest counts.
+
+    Raises:
+        RecordingError: They do not record the same, so a sum would count some events only.
     """
-    names = list(dict.fromkeys(name for worker in workers for name in worker["maps"]))
+    names = list(workers[0]["maps"])
+    if any(set(worker["maps"]) != set(names) for worker in workers):
+        raise RecordingError("the workers record different maps; send `record` again")
     return {
         "maps": {name: _merge_map([worker["maps"][name] for worker in workers]) for name in names},
         "widths": add_up([{"widths": worker["widths"]} for worker in workers])["widths"],

@@ -3,6 +3,7 @@ server.recording: the recorder in the server's own process counts as bpftrace do
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -167,8 +168,29 @@ def test_clearing_forgets_counts_and_starts(recorder: Recorder) -> None:
         ([{"probe": START}], "is no rule"),
         ([{"probe": "nothing", "kind": "hist", "map": "@x"}], "no probe 'nothing'"),
         ([{"probe": START, "kind": "avg", "map": "@x"}], "no kind 'avg'"),
+        ([{"probe": [START], "kind": "hist", "map": "@x"}], "names must be words"),
+        ([{"probe": START, "kind": "hist", "map": ["@x"]}], "names must be words"),
+        ([{"probe": START, "kind": "hist", "map": "@x", "where": [1]}], "a condition is"),
+        ([{"probe": START, "kind": "hist", "map": "@x", "where_not": ["2", 0]}], "a condition is"),
+        ([{"probe": START, "kind": "hist", "map": "@x", "argument": "2"}], "by their numbers"),
+        ([{"probe": START, "kind": "start", "map": "@x", "keys": 0}], "by their numbers"),
+        ([{"probe": START, "kind": "start", "map": "@x", "keys": [0, 1, 2]}], "one argument or"),
+        ([{"probe": START, "kind": "elapsed", "map": "@x", "keys": [0]}], "needs the table"),
     ],
-    ids=["none", "half", "probe", "kind"],
+    ids=[
+        "none",
+        "half",
+        "probe",
+        "kind",
+        "probes",
+        "maps",
+        "half-condition",
+        "condition",
+        "argument",
+        "key",
+        "keys",
+        "no-table",
+    ],
 )
 def test_rules_that_make_no_sense_are_refused(raw: object, words: str) -> None:
     """Whoever asks is told what is wrong."""
@@ -182,6 +204,25 @@ def test_too_many_rules_leave_the_recorder_off(recorder: Recorder) -> None:
     with pytest.raises(RecordingError):
         recorder.arm(rules)
     assert [] == recorded_probes()
+
+
+@pytest.mark.parametrize("number", [{"argument": 4}, {"argument": 2**40}, {"where": (0, 2**70)}])
+def test_numbers_out_of_bounds_leave_the_recorder_off(recorder: Recorder, number: Any) -> None:
+    """Nothing goes on under the old rules, and nothing but a refusal comes of it."""
+    recorder.arm(LATENCY)
+    with pytest.raises(RecordingError, match="cannot be recorded"):
+        recorder.arm([Rule(probe=START, kind="hist", map="@x", **number)])
+    assert ([], {}) == (recorded_probes(), recorder.report()["maps"])
+
+
+def test_recordings_of_workers_that_differ_are_not_added_up() -> None:
+    """A worker that does not record would make a sum look whole."""
+    recorder = Recorder()
+    recorder.arm(LATENCY)
+    armed = recorder.report()
+    recorder.arm([])
+    with pytest.raises(RecordingError, match="record different maps"):
+        merge_recordings([armed, recorder.report()])
 
 
 def test_recordings_of_workers_add_up() -> None:
