@@ -35,7 +35,7 @@ from quiclab.readback import list_readback
 from quiclab.trace.document import trace_to_json
 from quiclab.trace.text import render_maps
 from quiclab.units import render_size
-from quiclab.verdict import Verdict
+from quiclab.verdict import Verdict, judge
 
 _ID_LETTERS: Final = string.ascii_lowercase + string.digits
 _ID_LENGTH: Final = 4
@@ -141,6 +141,7 @@ class Record:
         if error is not None:
             state = "failed" if state == "done" else state
             self._evidence.failure = self._evidence.failure or str(error)
+            verdict = judge(self._evidence)  # what was said before knew nothing of it
         manifest = self._manifest(state, verdict=verdict)
         self.folder.release()
         self.folder.write_manifest(manifest)
