@@ -38,7 +38,7 @@ from server.options import EndpointOptions
 from server.session import Application, Session
 from server.udp.model import Address, AddressBook
 from server.udp.sockets import UdpSocket
-from server.window import WindowBudget
+from server.window import ReceiveBudget, WindowBudget
 
 __all__ = ["Application", "ApplicationFactory", "Endpoint", "EndpointOptions"]
 
@@ -98,6 +98,11 @@ class Endpoint:
             total_bytes=options.window_budget_bytes,
             # One message in flight while the next is built.
             least_bytes=2 * datagram_bytes * udp.tx.limits.capacity(datagram_bytes),
+        )
+        self.receive_budget = ReceiveBudget(
+            total_bytes=options.receive_budget_bytes,
+            usual_bytes=configuration.max_data,
+            least_bytes=_LEAST_RECEIVE_WINDOW_BYTES,
         )
         self.set_window_cap(options.window_cap_bytes)
         loop.add(self)
@@ -260,14 +265,6 @@ class Endpoint:
     def kept_count(self) -> int:
         """Connections that take room: open, or closed and still waiting for late packets."""
         return len(self._by_connection)
-
-    def receive_window_bytes(self) -> int:
-        """
-        How much a newcomer may send that nobody has taken yet: an equal part of the budget.
-        """
-        share_bytes = self._options.receive_budget_bytes // (self.open_count + 1)
-        usual_bytes = self._intake.configuration.max_data
-        return min(usual_bytes, max(_LEAST_RECEIVE_WINDOW_BYTES, share_bytes))
 
     def begin(self, connection: QuicConnection) -> Session:
         """
@@ -476,6 +473,7 @@ class Endpoint:
         session.release()
         self.recovery.packet_sent_count += self._count_sent(session)
         internals.end_log(session.connection)
+        internals.give_back_received(session.connection)
         session.is_over = True
         if session.timer is not None:
             self._loop.cancel(session.timer)

@@ -3,7 +3,7 @@ Where a datagram belongs: to a connection, to a new one, or nowhere.
 
 What leads nowhere is dropped in silence and counted by cause. Only a first datagram
 is answered: one in a version that is not spoken (RFC 9000, Section 6), one that is to
-come again with a token (Section 8.1.2), and one whose token is wrong (Section 8.1.3).
+come again with a token (Section 8.1.2), and one whose token is wrong (the same section).
 """
 
 from collections.abc import Callable
@@ -18,6 +18,7 @@ from server.session import Session
 from server.tokens import RetryTokens, read_initial_token
 from server.udp.model import Address, AddressBook
 from server.udp.sockets import UdpSocket
+from server.window import ReceiveBudget
 
 
 class Gate(Protocol):
@@ -26,13 +27,11 @@ class Gate(Protocol):
     """
 
     admission: Admission
+    receive_budget: ReceiveBudget
 
     @property
     def kept_count(self) -> int:
         """Connections that take room: open, or closed and still waiting for late packets."""
-
-    def receive_window_bytes(self) -> int:
-        """How much a newcomer may send that nobody has taken yet."""
 
     def begin(self, connection: QuicConnection) -> Session:
         """Take in a connection that has accepted its first packet."""
@@ -198,7 +197,7 @@ class Intake:
             original_destination_connection_id=original_cid or header.destination_cid,
             retry_source_connection_id=None if original_cid is None else header.destination_cid,
         )
-        internals.bound_received(connection, window_bytes=gate.receive_window_bytes())
+        internals.bound_received(connection, gate.receive_budget)
         try:
             connection.receive_datagram(datagram, address, now_s)
         except Exception as error:  # noqa: BLE001 - whatever a peer sends, others go on
@@ -207,4 +206,5 @@ class Intake:
             # The client uses the ID it chose until it has seen ours.
             self.add(gate.begin(connection), header.destination_cid)
         else:
+            internals.give_back_received(connection)
             self._udp.rx.drop("not_initial")

@@ -21,6 +21,7 @@ from aioquic.tls import ExtensionType
 from server.counters import ReceiveBufferCounters, RecoveryCounters
 from server.routing import LongHeader
 from server.udp import _native
+from server.window import ReceiveBudget
 
 AIOQUIC_VERSION: Final = "1.7.2"
 _AMPLIFICATION: Final = 3  # RFC 9000, Section 8.1
@@ -69,12 +70,12 @@ class _ReceivedLimit(Limit):
     a doubling for every datagram. Here what came and cannot be taken counts.
     """
 
-    def __init__(self, connection: QuicConnection, *, window_bytes: int) -> None:
+    def __init__(self, connection: QuicConnection, budget: ReceiveBudget) -> None:
         self._connection = connection
-        self._window_bytes = window_bytes
-        self._value = window_bytes
+        self._budget = budget
+        self._value = self._window_bytes = budget.join()
         usual = connection._local_max_data  # noqa: SLF001
-        super().__init__(usual.frame_type, usual.name, window_bytes)
+        super().__init__(usual.frame_type, usual.name, self._value)
 
     @property
     def value(self) -> int:
@@ -90,23 +91,36 @@ class _ReceivedLimit(Limit):
             for stream in self._connection._streams.values()  # noqa: SLF001
             if not stream.receiver.is_finished
         )
-        self._value = max(self._value, self.used + self._window_bytes - held_bytes)
+        told_bytes = self._value - self.used + held_bytes
+        self._window_bytes = self._budget.exchange(self._window_bytes, least_bytes=told_bytes)
+        self._value = self.used + self._window_bytes - held_bytes
+
+    def give_back(self) -> None:
+        """The connection is gone."""
+        self._budget.leave(self._window_bytes)
 
 
-def bound_received(connection: QuicConnection, *, window_bytes: int) -> None:
+def bound_received(connection: QuicConnection, budget: ReceiveBudget) -> None:
     """
-    Keep what a peer has sent and nobody can take yet within a window.
+    Keep what a peer has sent and nobody can take yet within a window, which a budget grants.
 
     To be called before the connection's first datagram, which tells the peer.
     """
-    connection._local_max_data = _ReceivedLimit(  # noqa: SLF001
-        connection, window_bytes=window_bytes
-    )
+    connection._local_max_data = _ReceivedLimit(connection, budget)  # noqa: SLF001
+
+
+def give_back_received(connection: QuicConnection) -> None:
+    """
+    Give a connection's window back to its budget, if it had one. To be called once.
+    """
+    limit = connection._local_max_data  # noqa: SLF001
+    if isinstance(limit, _ReceivedLimit):
+        limit.give_back()
 
 
 def encode_invalid_token_close(header: LongHeader) -> bytes:
     """
-    Write the Initial packet that says INVALID_TOKEN (RFC 9000, Section 8.1.3).
+    Write the Initial packet that says INVALID_TOKEN (RFC 9000, Section 8.1.2).
     """
     from aioquic.asyncio.server import _encode_invalid_token_close  # noqa: PLC0415 - asyncio
 

@@ -27,7 +27,7 @@ class EndpointOptions:
         window_budget_bytes: What the capped windows of all connections of an endpoint may
             have together; 0: no budget.
         receive_budget_bytes: What peers of all connections of an endpoint may have sent
-            that nobody has taken yet, together; each gets an equal part, within limits.
+            that nobody has taken yet, together, besides 256 KiB of each (server/window.py).
         admission: Who may come.
     """
 

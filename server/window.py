@@ -1,5 +1,5 @@
 """
-How much all connections of an endpoint may have in flight together.
+How much all connections of an endpoint may have in flight together, and how much received.
 
 One connection gains nothing from a window beyond its cap, but of hundreds each with
 a full one gigabytes would wait in streams' buffers, in the kernel and in caches that
@@ -111,3 +111,61 @@ class WindowBudget:
         cap_bytes = self.shared.cap_bytes
         for window in windows:
             window.congestion_window = min(window.congestion_window, cap_bytes)
+
+
+class ReceiveBudget:
+    """
+    Shares out what peers may have sent that nobody has taken yet.
+
+    A limit that a peer was told is never taken back (RFC 9000, Section 4.1), so equal parts
+    of the budget would come to several times of it while connections come one by one. A
+    newcomer gets a quarter of what is left at most; each time that a connection's limit
+    grows its window comes nearer to an equal part. Together they are never more than the
+    budget, besides the least of each.
+
+    Args:
+        total_bytes: What all may have together.
+        usual_bytes: What one may have while few are open.
+        least_bytes: What each may have, however many are open.
+    """
+
+    def __init__(self, *, total_bytes: int, usual_bytes: int, least_bytes: int) -> None:
+        self.granted_bytes = 0
+        """What all have now."""
+        self._total_bytes = total_bytes
+        self._usual_bytes = usual_bytes
+        self._least_bytes = least_bytes
+        self._count = 0
+
+    def join(self) -> int:
+        """
+        One more is there; how much it may have.
+        """
+        self._count += 1
+        return self._grant(0)
+
+    def exchange(self, had_bytes: int, *, least_bytes: int) -> int:
+        """
+        Say how much a connection may have now instead.
+
+        Args:
+            had_bytes: What it was granted before.
+            least_bytes: What it cannot give back.
+        """
+        self.granted_bytes -= had_bytes
+        return self._grant(least_bytes)
+
+    def leave(self, had_bytes: int) -> None:
+        """
+        One less is there.
+        """
+        self._count -= 1
+        self.granted_bytes -= had_bytes
+
+    def _grant(self, least_bytes: int) -> int:
+        left_bytes = self._total_bytes - self.granted_bytes
+        share_bytes = min(self._total_bytes // self._count, left_bytes // 4)
+        window_bytes = min(self._usual_bytes, max(self._least_bytes, share_bytes))
+        window_bytes = max(window_bytes, least_bytes)
+        self.granted_bytes += window_bytes
+        return window_bytes

@@ -13,6 +13,7 @@ from server import routing
 from server.admission import Admission, AdmissionOptions
 from server.options import EndpointOptions
 from server.session import Session
+from server.window import ReceiveBudget
 from tests.server.world import World, make_configuration
 
 ASKED_BYTES = 300_000
@@ -139,7 +140,7 @@ def test_nothing_is_kept_for_a_client_that_is_sent_a_retry(meet: Meet) -> None:
 
 
 def test_a_token_is_worth_nothing_at_another_address(meet: Meet) -> None:
-    """Whoever saw the token and sends from elsewhere is told INVALID_TOKEN (Section 8.1.3)."""
+    """Whoever saw the token and sends from elsewhere is told INVALID_TOKEN (Section 8.1.2)."""
     with make_world(retry="always") as world:
         newcomer = meet(world)
         newcomer.hear()
@@ -275,15 +276,39 @@ def test_beyond_the_most_connections_newcomers_are_refused_and_counted(meet: Mee
 
 
 def test_what_newcomers_may_send_is_a_part_of_the_budget() -> None:
-    """The usual window while few are open, then equal parts, and never less than the least."""
-    with World(options=EndpointOptions(receive_budget_bytes=40 * 2**20)) as world:
-        usual_bytes = world.server._intake.configuration.max_data
-        shares = []
-        for open_count in (0, 1, 9, 10_000):
-            world.server.connections.open_count = open_count
-            shares.append(world.server.receive_window_bytes())
-        world.server.connections.open_count = 0
-    assert [usual_bytes, usual_bytes, 4 * 2**20, 256 * 1024] == shares
+    """The usual window while few are open, then less, and never less than the least."""
+    usual_bytes, least_bytes, total_bytes = 2**24, 2**18, 2**28
+    budget = ReceiveBudget(
+        total_bytes=total_bytes, usual_bytes=usual_bytes, least_bytes=least_bytes
+    )
+    shares = [budget.join() for _ in range(2000)]
+    assert [usual_bytes] * 12 == shares[:12]
+    assert sorted(shares, reverse=True) == shares
+    assert least_bytes == shares[-1]
+    assert sum(shares) == budget.granted_bytes <= total_bytes + 2000 * least_bytes
+
+
+def test_windows_come_nearer_to_equal_parts_each_time_that_they_grow() -> None:
+    """Who came late is not kept short, and what was told is not taken back."""
+    budget = ReceiveBudget(total_bytes=2**28, usual_bytes=2**24, least_bytes=2**18)
+    shares = [budget.join() for _ in range(40)]
+    assert shares[0] == budget.exchange(shares[0], least_bytes=shares[0])
+    for _ in range(30):
+        shares = [budget.exchange(had, least_bytes=had // 2) for had in shares]
+    assert max(shares) < 1.05 * min(shares)
+    assert 0.9 * 2**28 < sum(shares) <= 2**28
+
+
+def test_what_connections_could_send_is_given_back(meet: Meet) -> None:
+    """After their end, however it came, the whole budget is there again."""
+    with make_world(handshake_limit_s=0.1) as world:
+        meet(world)
+        world.add_client(asked_bytes=10, upload=bytes(20 * 2**20))
+        world.run()
+        assert world.server.receive_budget.granted_bytes
+        while world.server.kept_count:
+            world.loop.turn(most_wait_s=0.05)
+        assert 0 == world.server.receive_budget.granted_bytes
 
 
 def test_a_version_negotiation_packet_is_never_answered() -> None:

@@ -20,6 +20,7 @@ from server.certificate import ServerCertificate, make_certificate
 from server.internals import bound_received
 from server.options import EndpointOptions
 from server.perf import PerfServer, encode_header
+from server.window import ReceiveBudget
 from tests.quic_pair import CLIENT_ADDRESS, QuicPair, Recorder
 from tests.server.world import CERTIFICATE, World, make_configuration
 
@@ -119,7 +120,8 @@ def make_bounded_pair(window_bytes: int = WINDOW_BYTES) -> QuicPair:
     """A pair whose server holds so much that nobody can take yet, and no more."""
 
     def make_server(connection: QuicConnection) -> PerfServer:
-        bound_received(connection, window_bytes=window_bytes)
+        budget = ReceiveBudget(total_bytes=0, usual_bytes=window_bytes, least_bytes=window_bytes)
+        bound_received(connection, budget)
         return PerfServer(connection, is_content_verified=True)
 
     pair = QuicPair(CERTIFICATE, make_client=lambda _: Recorder(), make_server=make_server)
