@@ -138,6 +138,8 @@ def render_trace(trace: Trace, script: Script, *, direction: str) -> Iterator[Li
     for name in dict.fromkeys([*notes, *maps]):
         note = notes.get(name)
         snapshot = maps.get(name)
+        if snapshot is not None and snapshot.kind == "hist" and not snapshot.event_count:
+            snapshot = None  # its buckets were made, and nothing came into them
         if name in fixed and trace.event_count(name) == fixed[name]:
             continue
         if snapshot is not None:

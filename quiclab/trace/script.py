@@ -218,6 +218,7 @@ class Script:
             for block in self.blocks
             if block.fills(map_name)
             for point in block.attach_points
+            if point.provider not in {"BEGIN", "END"}  # which make its buckets, or empty it
         )
 
 

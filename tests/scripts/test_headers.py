@@ -58,9 +58,26 @@ def test_the_header_explains_every_result_map(script: Script) -> None:
 @each_script
 def test_published_maps_are_plain_histograms(script: Script) -> None:
     """The original's maps stay hist() of one value, without keys."""
+    fired = "".join(
+        block.body
+        for block in script.blocks
+        if all(point.provider == "usdt" for point in block.attach_points)
+    )
     for name in PUBLISHED_MAPS[script.name]:
-        assignments = re.findall(rf"{name}(\[.*?\])? = (\w+)\(([^,]*)\);", script.text)
+        assignments = re.findall(rf"{name}(\[.*?\])? = (\w+)\(([^,]*)\);", fired)
         assert [("", "hist")] == [(key, kind) for key, kind, _ in assignments]
+
+
+@each_script
+def test_every_histogram_has_its_buckets_before_anything_fires(script: Script) -> None:
+    """Two CPUs that make one at once lose an event on bpftrace 0.23 (its issue 4068)."""
+    (begin,) = (b.body for b in script.blocks if b.attach_points[0].provider == "BEGIN")
+    for note in script.maps:
+        is_hist = f"{note.name} = hist(" in script.text
+        made = [f"{note.name} = hist(0);", f"{note.name} = hist($value);"]
+        for words in [*(made if is_hist else [f"{note.name} = count();"]), f"zero({note.name});"]:
+            assert words in begin, words
+    assert begin.rindex("zero(") < begin.index("printf(")
 
 
 @each_script
