@@ -84,6 +84,8 @@ class Tracing:
             if self._evidence.tracer_kind == "bpftrace":
                 self._await_attached()
         except LabError as error:
+            # A tracer that no longer finds the server complains of its probes.
+            self._roles.check_alive(SERVER)
             if self._evidence.scenario.tracer != "auto":
                 raise
             self._fall_back(str(error))

@@ -51,7 +51,6 @@ ORDINARY: Final = {"server_killed-load-local", "KILL-load-docker", "disk_full-lo
 SIGNALS: Final = {"INT", "TERM", "second TERM", "KILL"}
 WORDS: Final[Mapping[str, Mapping[str, Any]]] = {
     "map full": {"script": ("io-latencies",), "map-keys": 2},
-    "buffer clamped": {"socket-buffer": 1_000_000_000},
 }
 
 
