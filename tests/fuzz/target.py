@@ -173,17 +173,21 @@ class Target:
         """
         Wait until no connection is left and both rings are empty.
 
+        One that closed in its handshake counts as half open until it is forgotten.
+
         Raises:
             TargetError: Some stay for longer than any timeout explains.
         """
         until_s = time.monotonic() + _EMPTYING_LIMIT_S
         while True:
             total = self.report()
-            if total["connections"]["open_count"] == 0 and total["rings_empty"]:
+            open_count = total["connections"]["open_count"]
+            half_open_count = total["admission"]["half_open_count"]
+            if not open_count and not half_open_count and total["rings_empty"]:
                 return total
             if time.monotonic() > until_s:
                 raise TargetError(
-                    f"{total['connections']['open_count']} connections are left after "
+                    f"{open_count} connections are left, {half_open_count} half open, after "
                     f"{_EMPTYING_LIMIT_S:.0f} s of silence"
                 )
             time.sleep(_LOOK_S)
