@@ -130,9 +130,9 @@ class ProcessPlace:
         self._directory = directory
         self._record = record
         self._roles: dict[str, _Role] = {}
-        self._bpftrace = _find_bpftrace() if is_traced else ""
+        self._bpftrace = _find_bpftrace() if is_traced else shutil.which("bpftrace") or ""
         self._has_tracefs = detect_features().is_tracefs_mounted
-        version = _ask_version(self._bpftrace) if is_traced else ""
+        version = _ask_version(self._bpftrace) if self._bpftrace else ""
         notes = []
         if is_traced and not self._has_tracefs:
             notes.append("tracefs is not mounted here; each tracer mounts it for itself alone")
