@@ -395,7 +395,7 @@ def find_udp_errors(evidence: Evidence) -> Mapping[str, int] | None:
     None when one of the two readings is missing.
     """
     before, after = evidence.costs_before, evidence.costs_after
-    if before is None or after is None or not after.udp_counts:
+    if before is None or after is None or not (before.udp_counts and after.udp_counts):
         return None
     return {
         name: sum(

@@ -102,7 +102,8 @@ class Evidence:
         before, after = self.costs_before, self.costs_after
         if after is None:
             return 0
-        return after.server_drop_count - (0 if before is None else before.server_drop_count)
+        grown = after.server_drop_count - (0 if before is None else before.server_drop_count)
+        return max(0, grown)  # sockets that could not be found the second time tell nothing
 
     @property
     def key_limit(self) -> int:
@@ -113,7 +114,8 @@ class Evidence:
         """
         Tell whether a trace lacks its final maps: it proves nothing of what fired, or did not.
         """
-        role = self.roles.get(tracer.role)
+        # A bpftrace that the recorder stands in for has left nothing that could be cut off.
+        role = self.roles.get(tracer.role) if self.bpftrace_roles else None
         is_truncated = tracer.trace is not None and tracer.trace.is_truncated
         return is_truncated or (role is not None and role.is_killed_by_lab)
 

@@ -167,7 +167,6 @@ class _Run:
         self._runner = runner
         self._interrupts = interrupts
         self._clock = clock
-        self._tracers_started_s = 0.0
 
     def check_machine(self) -> None:
         """

@@ -206,7 +206,10 @@ def read_programs(watched: Watched) -> Sequence[ProgramCost]:
     is_timed = STATISTICS in files.values() or files.get(SWITCH, "").strip() == "1"
     numbers = [Path(path).name for path, target in files.items() if target == _PROGRAM]
     texts = watched.look([f"/proc/{watched.pid}/fdinfo/{number}" for number in numbers]).values()
-    programs = {each.program_id: each for each in (parse_program(t, is_timed) for t in texts)}
+    programs = {
+        each.program_id: each
+        for each in (parse_program(text, is_timed) for text in texts if "prog_id:" in text)
+    }
     return [programs[number] for number in sorted(programs)]
 
 

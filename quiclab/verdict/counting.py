@@ -33,6 +33,12 @@ def _verify_differs(evidence: Evidence) -> Iterator[str]:
             yield f"{comparison.script} {comparison.map_name}: {comparison.difference}"
 
 
+def _not_verified(evidence: Evidence) -> Iterator[str]:
+    is_alone = evidence.tracer_kind != "bpftrace"
+    if evidence.scenario.is_verified and evidence.is_load_started and is_alone:
+        yield "--verify was asked for, and without bpftrace there is nothing to compare with"
+
+
 def _not_recorded(evidence: Evidence) -> Iterator[str]:
     if evidence.is_recorded and evidence.is_load_started and evidence.recording is None:
         yield "the server's own recording is missing, so nothing verifies the maps"
@@ -103,6 +109,13 @@ RULES: Final[Sequence[Rule]] = (
         _not_recorded,
         meaning="the recorder was asked to count, and its maps could not be fetched",
         remedy=AGAIN,
+    ),
+    Rule(
+        "not-verified",
+        "degraded",
+        _not_verified,
+        meaning="`--verify` was asked for, and `--tracer auto` had to do without bpftrace",
+        remedy="mend what keeps bpftrace from tracing, or leave out `--verify`",
     ),
     Rule(
         "recorder-full",

@@ -100,8 +100,9 @@ def test_in_process_starts_no_tracer_and_is_labelled(tmp_path: Path) -> None:
             ),
             "Operation not permitted",
         ),
+        (Faults(attach_s=60.0, never_ending=("tracer",)), "did not attach within 30 s"),
     ],
-    ids=["before-the-start", "at-the-attach"],
+    ids=["before-the-start", "at-the-attach", "never-attached-and-never-ending"],
 )
 def test_auto_takes_the_recorder_where_bpftrace_is_refused_and_says_why(
     tmp_path: Path, faults: Faults, reason: str
@@ -113,6 +114,15 @@ def test_auto_takes_the_recorder_where_bpftrace_is_refused_and_says_why(
     assert ("auto", "in-process") == (asked, kind)
     assert reason in why
     assert any(reason in finding.text for finding in result.verdict.findings)
+
+
+def test_auto_that_cannot_verify_is_degraded(tmp_path: Path) -> None:
+    """Two witnesses were asked for, and one was had."""
+    result = run(tmp_path, Faults(preflight=REFUSED), tracer="auto", verify=True)
+    assert (ExitCode.DEGRADED, "not-verified") == (
+        result.exit_code,
+        result.verdict.findings[0].rule,
+    )
 
 
 def test_auto_takes_bpftrace_where_it_works(tmp_path: Path) -> None:

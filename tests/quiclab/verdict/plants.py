@@ -104,6 +104,12 @@ def lose_recording(evidence: Evidence) -> None:
     evidence.recording, evidence.comparisons = None, ()
 
 
+def lose_bpftrace(evidence: Evidence) -> None:
+    """Let the recorder have had to do alone what two were to do."""
+    record_beside(evidence)
+    evidence.tracer_kind, evidence.comparisons = "in-process", ()
+
+
 def overfill_recorder(evidence: Evidence) -> None:
     """Let more starts have waited than the recorder holds."""
     record_beside(evidence)
