@@ -125,10 +125,8 @@ def _network_candidates(evidence: Evidence) -> Iterator[tuple[Limit, str]]:
     if evidence.server_drop_count:
         dropped = f"{evidence.server_drop_count:,} datagrams dropped"
         yield "receiver", f"the server's receive buffer, {dropped}"
-    waited_ns = find_counter(counters.total, "loop.window_wait_ns")
-    if waited_ns is None:
-        waited_ns = find_counter(counters.total, "connections.window_wait_ns")
-    share = (waited_ns or 0) / 1e9 / (result.load_s * max(1, len(counters.workers)))
+    waited_ns = find_counter(counters.total, "loop.window_wait_ns") or 0
+    share = waited_ns / 1e9 / (result.load_s * max(1, len(counters.workers)))
     if share >= WAITING_SHARE:
         slept = f"the server slept {100 * share:.0f} % of the time behind a full one"
         yield "window", f"QUIC's window: {slept}"

@@ -70,6 +70,11 @@ def plan_quartets(words: TraceWords) -> int:
             "--overhead compares traced runs with untraced ones, and --tracer none leaves "
             "nothing to compare; give one of the two"
         )
+    if words.verify:
+        raise UsageError(
+            "--overhead would charge bpftrace with what the recorder of --verify costs; "
+            "give one of the two"
+        )
     return parse_count(words.repeat, option="--repeat") if words.repeat else 1
 
 

@@ -44,9 +44,10 @@ def test_overhead_is_measured_as_often_as_asked(words: TraceWords, expected: int
     [
         (TraceWords(repeat="3"), "--repeat says how often --overhead compares"),
         (TraceWords(overhead=True, tracer="none"), "--tracer none leaves nothing to compare"),
+        (TraceWords(overhead=True, verify=True), "what the recorder of --verify costs"),
         (TraceWords(overhead=True, repeat="0"), "--repeat 0"),
     ],
-    ids=["no-overhead", "no-tracer", "no-times"],
+    ids=["no-overhead", "no-tracer", "two-witnesses", "no-times"],
 )
 def test_overhead_that_makes_no_sense_is_refused(words: TraceWords, why: str) -> None:
     """One line says which of the words do not go together."""
